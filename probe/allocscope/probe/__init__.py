@@ -1,0 +1,9 @@
+"""What runs inside a training or serving job and tells the node's daemon what its allocators hold.
+
+Its business: counters each second, a block map now and then, what there is at an out-of-memory
+error, all at next to no cost.
+
+Not its business: judging what it sees. It needs the standard library, grpcio and protobuf;
+torch is looked up, never required. It never initialises CUDA, never raises into the job and
+never blocks it.
+"""
