@@ -1,0 +1,49 @@
+"""Allocscope's words as frozen values: what a process, a device, a sample, a block map, a bill, a forecast is.
+
+Pure, standard library only, Python 3.10: the probe carries it into other people's training jobs.
+Not here: how values are got, judged or kept. The wire has one module, `allocscope.model.wire`, which alone imports protobuf
+and is not imported from here.
+
+`None` means not known; zero means zero. Sizes are bytes, times are unix microseconds by the clock of whoever took them.
+"""
+
+from allocscope.model.bill import BillEntry, DeviceBill, Line
+from allocscope.model.blocks import BlockGroup, BlockMap, Pool, PrivatePool, SizeClass
+from allocscope.model.condense import condense, size_class_floor
+from allocscope.model.events import Event, EventKind
+from allocscope.model.forecast import Cause, Forecast, State
+from allocscope.model.identity import AllocatorRef, Device, Process
+from allocscope.model.node import DeviceProcess, DeviceReading
+from allocscope.model.orders import CaptureOrder, HistoryOrder, Intervals, Order
+from allocscope.model.sample import COLUMNS, Sample, SampleChunk, chunks
+
+__all__ = [
+    "COLUMNS",
+    "AllocatorRef",
+    "BillEntry",
+    "BlockGroup",
+    "BlockMap",
+    "CaptureOrder",
+    "Cause",
+    "Device",
+    "DeviceBill",
+    "DeviceProcess",
+    "DeviceReading",
+    "Event",
+    "EventKind",
+    "Forecast",
+    "HistoryOrder",
+    "Intervals",
+    "Line",
+    "Order",
+    "Pool",
+    "PrivatePool",
+    "Process",
+    "Sample",
+    "SampleChunk",
+    "SizeClass",
+    "State",
+    "chunks",
+    "condense",
+    "size_class_floor",
+]

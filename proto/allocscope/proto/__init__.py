@@ -1,0 +1,1 @@
+"""The wire: protocol buffers and the code generated from them (`./dev proto`). Meaning lives in `allocscope.model`."""
