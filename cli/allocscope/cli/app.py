@@ -1,0 +1,57 @@
+"""The one command, `allocscope`: each subcommand is a module of the same name, imported only when it is asked for.
+
+A subcommand's module has `HELP` (one line) and `main(arguments: list[str]) -> int`, which returns the exit status.
+`run` needs nothing beyond the probe's own dependencies; the others say which extra brings what they need.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("a fleet on this machine, from recordings of real jobs", "all"),
+    "collector": ("the service that stores, foresees and alerts; one a fleet", "collector"),
+    "daemon": ("the service that gathers from the jobs of its node; one a node", "daemon"),
+    "run": ("run a Python job with the probe in it, no line of it changed", ""),
+    "play": ("behave, toward a daemon, as a recorded job did", ""),
+    "rehearse": ("what the forecast would have said over a recorded run", ""),
+}
+"""Name: what it does, and the extra (`pip install allocscope[…]`) that brings what it needs beyond the probe's dependencies."""
+
+
+def usage() -> str:
+    """The text of `allocscope help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {does}" for name, (does, _) in COMMANDS.items()]
+    return "\n".join(["usage: allocscope COMMAND [ARGUMENT…]      (allocscope COMMAND --help tells more)", "", *lines])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the console script."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] in ("help", "--help", "-h"):
+        print(usage())
+        return 0 if given else 2
+    name, rest = given[0], given[1:]
+    if name in ("--version", "version"):
+        from importlib.metadata import version
+
+        print(version("allocscope"))
+        return 0
+    if name not in COMMANDS:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, COMMANDS, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        print(f"allocscope: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
+        return 2
+    try:
+        command = import_module(f"allocscope.cli.{name}")
+    except ModuleNotFoundError as error:
+        extra = COMMANDS[name][1]
+        if not extra or (error.name or "").startswith("allocscope"):
+            raise
+        print(f"allocscope {name}: {error.name} is not installed; try: pip install 'allocscope[{extra}]'", file=sys.stderr)
+        return 1
+    return int(command.main(rest))
