@@ -1,0 +1,64 @@
+"""A service's settings from its command line, the environment and its file; what is wrong is printed, all of it."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+from allocscope.model import settings
+
+_Settings = TypeVar("_Settings")
+
+CONFIG_VARIABLE = "ALLOCSCOPE_CONFIG"
+PROBE_VARIABLES = ("ALLOCSCOPE_JOB", "ALLOCSCOPE_DISABLE", "ALLOCSCOPE_SOCKET", CONFIG_VARIABLE)
+"""Variables that are somebody else's, and no near misses."""
+
+
+class UnusableError(Exception):
+    """Settings that cannot be used; the text is for the terminal."""
+
+
+def read_settings(cls: type[_Settings], arguments: list[str], *, command: str, about: str) -> _Settings:
+    """Settings of class `cls`; raises UnusableError, and SystemExit as argparse does (--help, an unknown flag)."""
+    given = vars(_parser(cls, command, about).parse_args(arguments))
+    path = given.pop("config") or os.environ.get(CONFIG_VARIABLE)
+    for warning in settings.near_misses(cls, os.environ, known=PROBE_VARIABLES):
+        print(f"allocscope {command}: {warning}", file=sys.stderr)
+    try:
+        return settings.read(cls, file=_table(path) if path else None, environ=os.environ, flags=given)
+    except settings.SettingsError as error:
+        where = f"; the file is {path}" if path else ""
+        listed = "\n".join(f"  {problem}" for problem in error.problems)
+        raise UnusableError(f"{len(error.problems)} problem(s) with the settings{where}\n{listed}") from error
+
+
+def _table(path: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnusableError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UnusableError(f"the settings file {path} is not TOML: {error}") from error
+
+
+def _parser(cls: type, command: str, about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"allocscope {command}",
+        description=about,
+        epilog=f"Each setting may also be a variable (ALLOCSCOPE_ and its name) or a line of the file;"
+        f" flags outweigh variables, and those the file. {CONFIG_VARIABLE} names the file too.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML")
+    module = inspect.getmodule(cls)
+    docs = settings.docstrings(inspect.getsource(module)) if module else {}
+    for field in fields(cls):
+        text = docs.get(field.name, "").replace("%", "%%")
+        parser.add_argument("--" + field.name.replace("_", "-"), metavar="…", help=text)
+    return parser
