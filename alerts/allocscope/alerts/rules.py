@@ -1,0 +1,340 @@
+"""The alerts by name: what each says, how grave it is, how long it must hold, and when it holds.
+
+Pure: figures in, conditions out. That a condition has held long enough is the states' business (`allocscope.alerts.states`).
+
+A forecast gives one trouble under one of five names, by its cause, at up to three severities: `critical` implies `warning`
+implies `info`, each an alert of its own with its own beginning and end. Whoever delivers leaves out the lower ones while a
+higher one of the same trouble fires (`allocscope.alerts.states.inhibited`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from allocscope.model import Cause, Event, Forecast, Sample, State
+
+RUNBOOK = "docs/runbook"
+"""Where the runbook lies in the repository; a URL to put before it is the notifiers' setting."""
+
+THRASHING_ROUNDS = 5
+"""So many moments with a flush-and-retry round …"""
+THRASHING_WINDOW_S = 300.0
+"""… in so long are thrashing: one round now and then is how the allocator makes room, and costs little."""
+NODE_SILENT_AFTER_S = 15.0
+"""A daemon sends at least each second; this bears a restart of it."""
+
+
+class Severity(Enum):
+    """How grave: info is for looking at, a warning for today, critical for now."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    @property
+    def level(self) -> int:
+        """0 info, 1 warning, 2 critical."""
+        return list(Severity).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One alert's name at one severity. Templates are filled by `str.format` with words (`_condition`)."""
+
+    name: str
+    severity: Severity
+    hold_for_s: float
+    """So long it must hold before it fires."""
+    keep_firing_for_s: float
+    """So long it must not hold before it resolves."""
+    summary: str
+    description: str
+    cause: Cause | None = None
+    family: str = ""
+    """Rules of one family are names of one and the same trouble. "": a family of its own."""
+
+    @property
+    def runbook_url(self) -> str:
+        """Relative to the repository."""
+        return f"{RUNBOOK}/{self.name}.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What an alert is about: an allocator, or a node."""
+
+    node: str | None = None
+    job: str | None = None
+    rank: int | None = None
+    gpu: int | None = None
+    """The device's index on its node."""
+    uuid: str | None = None
+    pid: int | None = None
+    """Only where the rank is not known: it tells processes of one job on one device apart."""
+
+    def labels(self) -> dict[str, str]:
+        """What is known, as labels."""
+        known = {name: getattr(self, name) for name in ("node", "job", "rank", "gpu", "uuid", "pid")}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+    def __str__(self) -> str:
+        """For people: "rank 3 of llama on n7, GPU 2"."""
+        rank = None if self.rank is None else f"rank {self.rank}"
+        gpu = None if self.gpu is None else f"GPU {self.gpu}"
+        who = " of ".join(filter(None, (rank, self.job)))
+        where = ", ".join(filter(None, (self.node, gpu))) or self.uuid
+        return " on ".join(filter(None, (who, where))) or "somebody"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A rule that holds now, for somebody, in words."""
+
+    rule: Rule
+    subject: Subject
+    summary: str
+    description: str
+
+    @property
+    def trouble(self) -> tuple[str, Severity, Subject]:
+        """The same for all names of one and the same trouble at one severity."""
+        return self.rule.family or self.rule.name, self.rule.severity, self.subject
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The alert's identity for the world outside."""
+        cause = {"cause": self.rule.cause.value} if self.rule.cause else {}
+        return {
+            "alertname": self.rule.name,
+            "severity": self.rule.severity.value,
+            **cause,
+            **self.subject.labels(),
+        }
+
+
+FORECAST = "forecast"
+"""The family of what is foreseen."""
+
+NAMES = {
+    Cause.FRAGMENTATION: "AllocscopeFragmentationOOMRisk",
+    Cause.CAPACITY: "AllocscopeCapacityOOMRisk",
+    Cause.GROWTH: "AllocscopeMemoryGrowth",
+    Cause.LEAK: "AllocscopeMemoryLeak",
+    Cause.NEIGHBOUR: "AllocscopeNeighbourPressure",
+}
+
+_SUMMARIES = {
+    Cause.FRAGMENTATION: "{who} {outlook}, by fragmentation: {forecast}",
+    Cause.CAPACITY: "{who} {outlook}: it needs more than the device has: {forecast}",
+    Cause.GROWTH: "{who} {outlook}: what a step needs grows: {forecast}",
+    Cause.LEAK: "{who} {outlook}, by a leak: {forecast}",
+    Cause.NEIGHBOUR: "{who} {outlook}: another process on the device grows: {forecast}",
+}
+
+_DESCRIPTIONS = {
+    Cause.FRAGMENTATION: (
+        "Live memory and the request together would fit the device, but what is free lies in holes that cannot be given"
+        " back. Headroom {headroom}, largest request {request}, time left {left}. Try what `allocscope advise {job}` says"
+        " (often expandable_segments:True), at the latest after the next checkpoint."
+    ),
+    Cause.CAPACITY: (
+        "The job needs more than the device has, holes or not. Headroom {headroom}, largest request {request}, time left"
+        " {left}. A smaller batch, a shorter sequence, sharding or offloading help; allocator settings do not."
+    ),
+    Cause.GROWTH: (
+        "Each step needs more than the one before, and the trend runs into the device's end. Headroom {headroom}, largest"
+        " request {request}, time left {left}. Look for lengths, batches or caches that grow; bound them, or checkpoint."
+    ),
+    Cause.LEAK: (
+        "Memory that nothing uses again grows step after step. Headroom {headroom}, largest request {request}, time left"
+        " {left}. `allocscope capture {job}` shows who allocated what is never freed: often a kept loss, a list of outputs"
+        " or a retained graph."
+    ),
+    Cause.NEIGHBOUR: (
+        "Memory of this device that the job could have had goes to another process. Headroom {headroom}, largest request"
+        " {request}, time left {left}. `allocscope bill {job}` names the process; move one of the two."
+    ),
+}
+
+_OUTLOOKS = {
+    Severity.INFO: "may come to run out of memory",
+    Severity.WARNING: "is at risk of running out of memory",
+    Severity.CRITICAL: "is about to run out of memory",
+}
+
+_HOLDS = {Severity.INFO: (60.0, 300.0), Severity.WARNING: (30.0, 120.0), Severity.CRITICAL: (10.0, 60.0)}
+"""Hold and keep-firing times. The forecast has a hysteresis of its own; these keep one odd moment from waking somebody, and
+cost a critical alert no more than ten seconds of its lead."""
+
+RENAME_AFTER_S = 60.0
+"""An alert that fires keeps its name until another cause has held for so long."""
+
+FORECAST_RULES: dict[tuple[Cause, Severity], Rule] = {
+    (cause, severity): Rule(
+        NAMES[cause],
+        severity,
+        hold_for_s=_HOLDS[severity][0],
+        keep_firing_for_s=_HOLDS[severity][1],
+        summary=_SUMMARIES[cause].replace("{outlook}", _OUTLOOKS[severity]),
+        description=_DESCRIPTIONS[cause],
+        cause=cause,
+        family=FORECAST,
+    )
+    for cause in Cause
+    for severity in Severity
+}
+
+THRASHING = Rule(
+    "AllocscopeAllocatorThrashing",
+    Severity.WARNING,
+    hold_for_s=0.0,
+    keep_firing_for_s=300.0,
+    summary="{who} flushes its allocator's cache again and again: {rounds} times in the last {window}",
+    description=(
+        "Requests found no room, so the allocator gave back all that it had cached and asked the driver anew. Each time"
+        " the device waits, and the job slows down; the next request may not fit at all. See `allocscope bill {job}`."
+    ),
+)
+
+OOM = Rule(
+    "AllocscopeOOM",
+    # What happened is not foreseen any more: critical is kept for what can still be prevented.
+    Severity.WARNING,
+    hold_for_s=0.0,
+    keep_firing_for_s=600.0,
+    summary="{who} ran out of memory: {request} were asked for, {free} of the device were free",
+    description=(
+        "A torch.OutOfMemoryError was raised; the job may have caught it. {message} `allocscope capture {job}` lists what"
+        " was kept of the moment, `allocscope oom` explains the message."
+    ),
+)
+
+NODE_SILENT = Rule(
+    "AllocscopeNodeSilent",
+    Severity.WARNING,
+    hold_for_s=60.0,
+    keep_firing_for_s=0.0,
+    summary="nothing was heard of node {node} for {silent}",
+    description=(
+        "The daemon of the node does not send: it, the node or the way between is down. Its jobs run on, unwatched; their"
+        " samples wait in its spool. Look at the daemon's log and /metrics there."
+    ),
+)
+
+DROPPING_DATA = Rule(
+    "AllocscopeDroppingData",
+    Severity.WARNING,
+    hold_for_s=0.0,
+    keep_firing_for_s=300.0,
+    summary="data is lost on the way from {who}: {dropped} {what} dropped ({why})",
+    description=(
+        "A bounded buffer ran over: what came in between is missing from series, and forecasts are blind for that while."
+        " Look at allocscope_dropped_total for where, and at whether the next one on the way can be reached."
+    ),
+)
+
+RULES: tuple[Rule, ...] = (*FORECAST_RULES.values(), THRASHING, OOM, NODE_SILENT, DROPPING_DATA)
+"""All of them."""
+
+_STATES = {State.WATCH: Severity.INFO, State.AT_RISK: Severity.WARNING, State.CRITICAL: Severity.CRITICAL}
+
+
+def alerts_of(forecast: Forecast, subject: Subject) -> tuple[Condition, ...]:
+    """What of a forecast is for somebody to hear: one condition for its severity and each below, gravest first."""
+    worst = _STATES.get(forecast.state)
+    if worst is None:
+        return ()
+    cause = forecast.cause or Cause.CAPACITY  # a cause not given must not silence the alert
+    severities = [s for s in reversed(Severity) if s.level <= worst.level]
+    words = {
+        "forecast": forecast.summary or "no figures",
+        "headroom": _size(forecast.headroom_bytes),
+        "request": _size(forecast.request_bytes),
+        "left": _duration(forecast.seconds_to_oom),
+    }
+    return tuple(_condition(FORECAST_RULES[cause, severity], subject, words) for severity in severities)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRounds:
+    """When an allocator lately flushed its cache and tried again. Handed from sample to sample."""
+
+    total: int | None = None
+    """num_alloc_retries of the latest sample that knew it."""
+    times_us: tuple[int, ...] = ()
+    """The samples that saw it grow, oldest first, within the window; no more than are needed."""
+
+    def observe(self, sample: Sample) -> RetryRounds:
+        """A counter that goes backwards was reset: nothing is known of what happened in between."""
+        now_us, total = sample.time_us, sample.num_alloc_retries
+        if total is None or total == self.total:
+            return self
+        if self.total is None or total < self.total:
+            return RetryRounds(total, self.times_us)
+        return RetryRounds(total, (*self._lately(now_us), now_us)[-4 * THRASHING_ROUNDS :])
+
+    def _lately(self, now_us: int) -> tuple[int, ...]:
+        """Without those of the future: the clock was set back."""
+        oldest_us = now_us - int(THRASHING_WINDOW_S * 1e6)
+        return tuple(t for t in self.times_us if oldest_us < t <= now_us)
+
+    def alerts(self, now_us: int, subject: Subject) -> tuple[Condition, ...]:
+        """Thrashing, or nothing."""
+        rounds = len(self._lately(now_us))
+        if rounds < THRASHING_ROUNDS:
+            return ()
+        return (_condition(THRASHING, subject, {"rounds": str(rounds), "window": _duration(THRASHING_WINDOW_S)}),)
+
+
+def oom_alert(event: Event, subject: Subject) -> Condition:
+    """An OOM that happened; holds at that moment only."""
+    words = {
+        "request": _size(event.requested_bytes),
+        "free": _size(event.device_free_bytes),
+        "message": (event.message or "").strip().partition("\n")[0][:300],
+    }
+    return _condition(OOM, subject, words)
+
+
+def node_alerts(node: str, silent_for_s: float) -> tuple[Condition, ...]:
+    """Whether a node is silent, by the listener's clock."""
+    if silent_for_s < NODE_SILENT_AFTER_S:
+        return ()
+    return (_condition(NODE_SILENT, Subject(node=node), {"silent": _duration(silent_for_s)}),)
+
+
+def dropping_alert(subject: Subject, dropped_count: int | None, what: str, why: str) -> Condition:
+    """Data was lost on the way; holds at that moment only. `what` and `why` are words for people."""
+    dropped = "an unknown number of" if dropped_count is None else str(dropped_count)
+    return _condition(DROPPING_DATA, subject, {"dropped": dropped, "what": what, "why": why})
+
+
+def _condition(rule: Rule, subject: Subject, words: dict[str, str]) -> Condition:
+    known = {
+        **words,
+        "who": str(subject),
+        "node": subject.node or "unknown",
+        "job": subject.job or "JOB",
+    }
+    return Condition(rule, subject, rule.summary.format_map(known), rule.description.format_map(known))
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "unknown"
+    if abs(size_bytes) < 1 << 20:
+        return f"{size_bytes} B"
+    if abs(size_bytes) < 1 << 30:
+        return f"{size_bytes / (1 << 20):.0f} MiB"
+    return f"{size_bytes / (1 << 30):.1f} GiB"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 2 * 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
