@@ -1,0 +1,173 @@
+"""The allocator's settings, and the sizes that follow from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from allocscope.allocator.errors import SettingsError
+
+KIB, MIB = 1 << 10, 1 << 20
+MIN_BLOCK_BYTES = 512
+SMALL_MAX_BYTES = 1 * MIB
+"""A rounded request of up to this is served by the small pool."""
+SMALL_SEGMENT_BYTES = 2 * MIB
+"""A segment of the small pool; the page of a small expandable segment."""
+MIN_LARGE_BYTES = 10 * MIB
+"""A rounded request from this on gets a segment of its own."""
+ROUND_LARGE_BYTES = 2 * MIB
+DIVISIONS = 16
+"""Entries of the power-of-two table: up to 2 MiB, then one an octave, the last from 32 GiB on."""
+
+_ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorSettings:
+    """What of PYTORCH_CUDA_ALLOC_CONF decides sizes (ALLOCATOR.md 2 and 9)."""
+
+    max_split_bytes: int | None = None
+    """Blocks from this size on are not split; None: no such limit."""
+    max_non_split_rounding_bytes: int | None = None
+    """How much larger than asked a block of that size may be; None: a large segment."""
+    expandable: bool = False
+    large_segment_bytes: int = 20 * MIB
+    """A segment for requests between 1 and 10 MiB; the page of a large expandable segment."""
+    gc_threshold: float = 0.0
+    memory_fraction: float = 1.0
+    divisions: tuple[int, ...] = (0,) * DIVISIONS
+    """By the octave of a request: into how many steps it is rounded; 0 and 1: to 512 bytes."""
+
+    def round(self, request_bytes: int) -> int:
+        """What a block for that request must hold at least (ALLOCATOR.md 2.2)."""
+        if request_bytes < MIN_BLOCK_BYTES:
+            return MIN_BLOCK_BYTES
+        divisions = self.divisions[min(max(request_bytes.bit_length() - 21, 0), DIVISIONS - 1)]
+        if divisions > 1 and request_bytes > MIN_BLOCK_BYTES * divisions:
+            return _round_in_octave(request_bytes, divisions)
+        return -(-request_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+    @property
+    def rounds_plainly(self) -> bool:
+        """Whether all requests are rounded to 512 bytes and no more."""
+        return max(self.divisions) <= 1
+
+    def segment_bytes(self, rounded_bytes: int) -> int:
+        """The segment that a rounded request asks of the driver (ALLOCATOR.md 2.3)."""
+        if rounded_bytes <= SMALL_MAX_BYTES:
+            return SMALL_SEGMENT_BYTES
+        if rounded_bytes < MIN_LARGE_BYTES:
+            return self.large_segment_bytes
+        return -(-rounded_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
+
+    def page_bytes(self, *, small: bool) -> int:
+        """The page of an expandable segment."""
+        return SMALL_SEGMENT_BYTES if small else self.large_segment_bytes
+
+    @property
+    def non_split_rounding_bytes(self) -> int:
+        """`max_non_split_rounding_bytes`, or its default."""
+        given = self.max_non_split_rounding_bytes
+        return self.large_segment_bytes if given is None else given
+
+
+def _round_in_octave(request_bytes: int, divisions: int) -> int:
+    if request_bytes & (request_bytes - 1) == 0:
+        return request_bytes
+    power = 1 << (request_bytes.bit_length() - 1)
+    step = power // divisions
+    return -(-request_bytes // step) * step if step else power << 1
+
+
+def parse_settings(conf: str) -> AllocatorSettings:
+    """Settings from a PYTORCH_CUDA_ALLOC_CONF string; keys that decide no sizes, and unknown ones, are passed over."""
+    compact = "".join(conf.split())
+    settings, at = AllocatorSettings(), 0
+    while at < len(compact):
+        entry = _ENTRY.match(compact, at)
+        if entry is None:
+            raise SettingsError(conf, f"cannot be read from {compact[at:]!r} on")
+        key, value = entry.groups()
+        try:
+            settings = _with(settings, key, value)
+        except (ValueError, IndexError) as error:
+            raise SettingsError(conf, f"{key} cannot be {value!r}") from error
+        at = entry.end()
+    return settings
+
+
+def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
+    match key:
+        case "max_split_size_mb":
+            return replace(settings, max_split_bytes=_positive(value) * MIB)
+        case "max_non_split_rounding_mb":
+            return replace(settings, max_non_split_rounding_bytes=_positive(value) * MIB)
+        case "large_segment_size_mb":
+            return replace(settings, large_segment_bytes=_positive(value) * MIB)
+        case "garbage_collection_threshold":
+            return replace(settings, gc_threshold=float(value))
+        case "per_process_memory_fraction":
+            return replace(settings, memory_fraction=float(value))
+        case "expandable_segments":
+            return replace(
+                settings, expandable={"True": True, "False": False}[value] if value in _BOOLEANS else _no(value)
+            )
+        case "roundup_power2_divisions":
+            return replace(settings, divisions=_divisions(value))
+        case _:
+            return settings
+
+
+_BOOLEANS = ("True", "False")
+
+
+def _no(value: str) -> bool:
+    raise ValueError(value)
+
+
+def _positive(value: str) -> int:
+    number = int(value)
+    return number if number > 0 else _no(value)
+
+
+def _divisions(value: str) -> tuple[int, ...]:
+    """The table from a number for all, or from [SIZE_MB:N,…,>:N] (ALLOCATOR.md 9: an entry but the first sets only its own)."""
+    if not value.startswith("["):
+        return (_power_of_two(value),) * DIVISIONS
+    table, last = [0] * DIVISIONS, -1
+    for size, _, number in (item.partition(":") for item in value[1:-1].split(",")):
+        divisions = _power_of_two(number)
+        if size == ">":
+            table[last + 1 :] = [divisions] * (DIVISIONS - last - 1)
+            break
+        index = min(_power_of_two(size).bit_length() - 1, DIVISIONS - 1)
+        table[0 if last < 0 else index : index + 1] = [divisions] * (index + 1 if last < 0 else 1)
+        last = index
+    return tuple(table)
+
+
+def _power_of_two(value: str) -> int:
+    number = int(value)
+    return number if number >= 0 and number & (number - 1) == 0 else _no(value)
+
+
+def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:
+    """Settings from a snapshot's `allocator_settings`, whose string knows what its keys leave out (ALLOCATOR.md 7)."""
+    settings = parse_settings(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or ""))
+    if "max_split_size" in told:
+        limit = int(told["max_split_size"])
+        settings = replace(settings, max_split_bytes=limit if limit > 0 else None)
+    if "expandable_segments" in told:
+        settings = replace(settings, expandable=bool(told["expandable_segments"]))
+    if isinstance(table := told.get("roundup_power2_divisions"), Mapping) and table:
+        settings = replace(settings, divisions=_told_divisions(table.items()))
+    return settings
+
+
+def _told_divisions(told: Iterable[tuple[Any, Any]]) -> tuple[int, ...]:
+    table = [0] * DIVISIONS
+    for size_mb, divisions in told:
+        table[min(int(size_mb).bit_length() - 1, DIVISIONS - 1)] = int(divisions)
+    return tuple(table)
