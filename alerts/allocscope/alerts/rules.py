@@ -21,8 +21,8 @@ THRASHING_ROUNDS = 5
 """So many moments with a flush-and-retry round …"""
 THRASHING_WINDOW_S = 300.0
 """… in so long are thrashing: one round now and then is how the allocator makes room, and costs little."""
-NODE_SILENT_AFTER_S = 15.0
-"""A daemon sends at least each second; this bears a restart of it."""
+NODE_SILENT_AFTER_S = 60.0
+"""A daemon sends at least each second; a minute outlasts a restart of it."""
 
 
 class Severity(Enum):
@@ -58,6 +58,10 @@ class Rule:
     def runbook_url(self) -> str:
         """Relative to the repository."""
         return f"{RUNBOOK}/{self.name}.md"
+
+    def runbook_url_at(self, address: str | None) -> str:
+        """Below an address that shows the repository's files, where there is one."""
+        return f"{address.rstrip('/')}/{self.runbook_url}" if address else self.runbook_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,7 @@ OOM = Rule(
 NODE_SILENT = Rule(
     "AllocscopeNodeSilent",
     Severity.WARNING,
-    hold_for_s=60.0,
+    hold_for_s=0.0,  # the silence itself is what has held
     keep_firing_for_s=0.0,
     summary="nothing was heard of node {node} for {silent}",
     description=(
@@ -297,9 +301,9 @@ def oom_alert(event: Event, subject: Subject) -> Condition:
     return _condition(OOM, subject, words)
 
 
-def node_alerts(node: str, silent_for_s: float) -> tuple[Condition, ...]:
+def node_alerts(node: str, silent_for_s: float, silent_after_s: float = NODE_SILENT_AFTER_S) -> tuple[Condition, ...]:
     """Whether a node is silent, by the listener's clock."""
-    if silent_for_s < NODE_SILENT_AFTER_S:
+    if silent_for_s < silent_after_s:
         return ()
     return (_condition(NODE_SILENT, Subject(node=node), {"silent": _duration(silent_for_s)}),)
 
