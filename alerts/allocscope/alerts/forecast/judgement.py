@@ -1,0 +1,172 @@
+"""From what is remembered to a forecast."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from allocscope.alerts.forecast import trends
+from allocscope.alerts.forecast.history import Flush, History, Window
+from allocscope.alerts.forecast.trends import Trend
+from allocscope.alerts.forecast.words import describe
+from allocscope.model import Cause, Forecast, State
+
+WARMUP_S = 100.0
+"""Before that there is nothing to say: everything grows at first."""
+HORIZON_S = {State.CRITICAL: 600.0, State.AT_RISK: 1200.0, State.WATCH: 3600.0}
+"""Need and room are going to meet within so long."""
+NARROW = {State.CRITICAL: 0.005, State.AT_RISK: 0.02, State.WATCH: 0.05}
+"""The narrowest flush of late left less than this part of the device."""
+CALM = 0.05
+"""A margin of more than this part of the device ends a critical state that no trend holds up any more …"""
+CALM_FOR_S = 120.0
+"""… once it has lasted so long."""
+FLUSHES_S = 600.0
+"""So long a flush counts."""
+STRANDED_WINDOWS = 10
+"""What lies stranded at peaks is the median of so many windows."""
+LEAK_SHARE = 0.5
+"""Troughs that rise at least by this part of what the peaks rise by make it a leak, not growth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a forecast is made from, at a moment."""
+
+    total_bytes: int
+    room_bytes: int
+    """What the others leave of the device, or a limit allows."""
+    peak_bytes: int
+    """The highest of late."""
+    stranded_bytes: int
+    """Lies stranded when it peaks."""
+    growth: Trend | None
+    leak: Trend | None
+    pressure: Trend | None
+    flushes: tuple[Flush, ...]
+    """Of late."""
+    moved: Cause | None
+    """What took most of the margin, over all that is remembered."""
+
+    @property
+    def margin_bytes(self) -> int:
+        """What is left between need and room."""
+        return self.room_bytes - self.peak_bytes - self.stranded_bytes
+
+    @property
+    def slack_bytes(self) -> int | None:
+        """What the narrowest flush left; None: there was none."""
+        return min((flush.slack_bytes for flush in self.flushes), default=None)
+
+    @property
+    def closing_bytes_per_s(self) -> float:
+        """How fast need and room near each other; 0: no trend."""
+        need = max((t.bytes_per_s for t in (self.growth, self.leak) if t), default=0.0)
+        return need + (self.pressure.bytes_per_s if self.pressure else 0.0)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until they meet; None: no trend."""
+        closing = self.closing_bytes_per_s
+        return max(self.margin_bytes, 0) / closing if closing > 0 else None
+
+
+def gather(history: History, total_bytes: int, room_bytes: int, now_us: int) -> Facts | None:
+    """The facts; None where there is nothing to judge by yet."""
+    windows = list(history.windows)
+    if len(windows) < 2:
+        return None
+    lately = trends.lookback(windows, history.started_us, now_us)
+    return Facts(
+        total_bytes=total_bytes,
+        room_bytes=room_bytes,
+        peak_bytes=max(window.peak_bytes for window in windows),
+        stranded_bytes=_stranded(windows[-STRANDED_WINDOWS:]),
+        growth=trends.growth(lately, total_bytes),
+        leak=trends.leak(lately),
+        pressure=trends.pressure(history.rooms, now_us, total_bytes),
+        flushes=tuple(f for f in history.flushes if now_us - f.time_us < FLUSHES_S * 1e6),
+        moved=_moved(windows, history.rooms[0][1] - room_bytes if history.rooms else 0),
+    )
+
+
+def _stranded(windows: list[Window]) -> int:
+    return int(median(window.stranded_bytes for window in windows))
+
+
+def _moved(windows: list[Window], room_lost: int) -> Cause | None:
+    """What took most of the margin between the beginning and the end of what is remembered."""
+    third = max(len(windows) // 3, 1)
+    early, late = windows[:third], windows[-third:]
+    by_peaks = max(w.peak_bytes for w in late) - max(w.peak_bytes for w in early)
+    by_holes = _stranded(late) - _stranded(early)
+    moved = {Cause.NEIGHBOUR: room_lost, Cause.GROWTH: by_peaks, Cause.FRAGMENTATION: by_holes}
+    cause = max(moved, key=lambda c: moved[c])
+    return cause if moved[cause] > 0 else None
+
+
+def state_of(facts: Facts) -> State:
+    """How near, by itself: without regard to what was said before."""
+    left, slack = facts.seconds_left, facts.slack_bytes
+    for state in (State.CRITICAL, State.AT_RISK, State.WATCH):
+        if left is not None and left < HORIZON_S[state]:
+            return state
+        if slack is not None and slack < NARROW[state] * facts.total_bytes:
+            return state
+    return State.OK
+
+
+def cause_of(facts: Facts) -> Cause:
+    """What it would run out for."""
+    need = max((t.bytes_per_s for t in (facts.growth, facts.leak) if t), default=0.0)
+    others = facts.pressure.bytes_per_s if facts.pressure else 0.0
+    if others > need or (facts.moved is Cause.NEIGHBOUR and facts.margin_bytes < CALM * facts.total_bytes):
+        return Cause.NEIGHBOUR
+    if facts.leak and facts.leak.bytes_per_s >= LEAK_SHARE * need and facts.growth:
+        return Cause.LEAK
+    if facts.growth:
+        return Cause.GROWTH
+    if facts.leak and facts.leak.bytes_per_s * FLUSHES_S > facts.stranded_bytes:
+        return Cause.LEAK
+    if facts.stranded_bytes > facts.margin_bytes and facts.stranded_bytes > 0:
+        return Cause.FRAGMENTATION
+    return Cause.CAPACITY
+
+
+class Judgement:
+    """What was said last, so that it is not taken back too soon."""
+
+    __slots__ = ("_calm_since_us", "_cause", "_state")
+
+    def __init__(self) -> None:
+        self._state = State.OK
+        self._cause: Cause | None = None
+        self._calm_since_us: int | None = None
+
+    def judge(self, facts: Facts, started_us: int, now_us: int) -> Forecast:
+        """The forecast, with hysteresis."""
+        state = state_of(facts) if now_us - started_us >= WARMUP_S * 1e6 else State.OK
+        if state.level >= self._state.level:
+            self._calm_since_us = None
+            self._state = state
+            self._cause = cause_of(facts) if state is not State.OK else None
+        elif self._calm(facts, now_us):
+            self._state, self._calm_since_us = state, None
+            self._cause = cause_of(facts) if state is not State.OK else None
+        return Forecast(
+            time_us=now_us,
+            state=self._state,
+            cause=self._cause,
+            margin_ratio=facts.margin_bytes / facts.total_bytes,
+            seconds_to_oom=facts.seconds_left,
+            summary=describe(facts) if self._state is not State.OK else "",
+        )
+
+    def _calm(self, facts: Facts, now_us: int) -> bool:
+        """Whether the danger has been over long enough."""
+        if self._state is State.CRITICAL and facts.margin_bytes < CALM * facts.total_bytes:
+            self._calm_since_us = None
+            return False
+        if self._calm_since_us is None or self._calm_since_us > now_us:
+            self._calm_since_us = now_us
+        return now_us - self._calm_since_us >= CALM_FOR_S * 1e6
