@@ -113,9 +113,9 @@ class Player:
             self._applied = applied
 
     def _room_at(self, time_us: int) -> int:
-        total = self.recording.device_total_bytes
-        allowed = int(self.recording.settings.memory_fraction * total)
-        return max(min(total - self.recording.other_used_at(time_us), allowed), 0)
+        recording = self.recording
+        left = max(recording.device_total_bytes - recording.other_used_at(time_us), 0)
+        return left if recording.allowed_bytes is None else min(left, recording.allowed_bytes)
 
     def _sample(self, time_us: int) -> Sample:
         recording, reserved = self.recording, self.state.reserved_bytes

@@ -46,6 +46,12 @@ class Recording:
         """What this process used beside its allocator: `other_used` at first; what comes on top is other processes'."""
         return self.other_used[0][1]
 
+    @property
+    def allowed_bytes(self) -> int | None:
+        """What a memory fraction in its settings let the allocator reserve; None: no such limit."""
+        fraction = self.settings.memory_fraction
+        return int(fraction * self.device_total_bytes) if fraction < 1 else None
+
     def other_used_at(self, time_us: int) -> int:
         """Bytes of the device in use at that moment that were not this allocator's."""
         step = bisect_right(self.other_used, time_us, key=_since) - 1
