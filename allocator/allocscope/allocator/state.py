@@ -35,7 +35,7 @@ _NO_LIMIT = 1 << 62
 class Segment:
     """Memory got from the driver in one piece, or the addresses reserved for an expandable segment."""
 
-    __slots__ = ("address", "end", "expandable", "pool_id", "size", "small", "stream")
+    __slots__ = ("address", "end", "expandable", "mapped_bytes", "pool_id", "size", "small", "stream")
 
     def __init__(
         self, address: int, size: int, stream: int, pool_id: tuple[int, int], *, small: bool, expandable: bool
@@ -44,6 +44,8 @@ class Segment:
         self.small, self.expandable = small, expandable
         self.size = -1 if expandable else size
         """What a block that is the whole segment has; no block is a whole expandable segment."""
+        self.mapped_bytes = 0
+        """Of an expandable one; when none is left its addresses are given up."""
 
 
 class Block:
@@ -216,6 +218,7 @@ class AllocatorState:
             again = sum(_overlap(address, size, *range_) for range_ in self._given_back)
             self._retried(size - again)
         block = Block(address, size, self._reservation(entry))
+        block.segment.mapped_bytes += size
         self._put(block)
         self._merge(block)
         self._free_starts = None
@@ -231,6 +234,9 @@ class AllocatorState:
         if after:
             self._put(Block(address + size, after, block.segment))
         self._unreserve(address, size, block.segment.pool_id)
+        block.segment.mapped_bytes -= size
+        if not block.segment.mapped_bytes:
+            self._reservations.remove(block.segment)
 
     def _oom(self, entry: TraceEntry) -> None:
         self._given_back.clear()
@@ -322,12 +328,17 @@ class AllocatorState:
     def _retried(self, needed: int) -> None:
         """An allocation gets memory after some was given back: its own retry, unless it would have succeeded at once."""
         fitted = self.room_bytes is not None and self._reserved_before + needed <= self.room_bytes
+        collected = fitted and self.settings.gc_threshold > 0 and self._given_back_large_only()
         self._given_back.clear()
-        if not self._flushes_only and self._keeps_something():
+        if collected or (not self._flushes_only and self._keeps_something()):
             return  # garbage collection, or room made for one large block: no flush
         self.num_sync_all_streams += 1
         if not fitted:
             self.num_alloc_retries += 1
+
+    def _given_back_large_only(self) -> bool:
+        """Whether only such segments were given back as garbage collection takes (ALLOCATOR.md 2.5)."""
+        return all(size != SMALL_SEGMENT_BYTES for _, size in self._given_back)
 
     def _keeps_something(self) -> bool:
         """Whether there is a whole free segment that a flush would have given back."""
