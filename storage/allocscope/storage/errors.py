@@ -11,6 +11,7 @@ StorageError
 ├── StorageBusy          others held the lock longer than the wait; nothing was stored, try again
 ├── StorageFull          no room left on the disk; nothing was stored, try again when there is
 ├── StorageBroken        the database failed otherwise; nothing was stored
+├── Unstorable           what was given cannot be kept; trying again will not help
 ├── NodeNameTaken        another daemon goes by this node name
 ├── UnknownMetric        there is no series of that name
 └── BadCursor            a cursor that this storage did not give
@@ -87,6 +88,16 @@ class StorageFull(StorageError):
 
 class StorageBroken(StorageError):
     """The database failed otherwise; nothing was stored."""
+
+
+class Unstorable(StorageError):
+    """What was given cannot be kept (a figure beyond 2^63-1, columns of several lengths); trying again will not help."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"cannot be kept, so nothing of the call was stored: {why} (leave it out, and store the rest again)"
+        )
+        self.why = why
 
 
 class NodeNameTaken(StorageError):

@@ -4,6 +4,7 @@
   A sample or block map is known by (process_id, device_uuid, sequence), an event by (process_id, sequence); the first one stays.
 - **Whole or not at all.** When `store` returns, all its batches survive the end of this process (kill -9 too); when it raises, or the
   process ends in it, none of them is there. What a power loss may cost, the backend says.
+  `StorageBusy`, `StorageFull` and `StorageBroken` may pass; `Unstorable` will not: find the batch that it is about, and leave it out.
 - **As it came.** What was not known comes back as None (a missing column of a chunk), zero as zero; figures up to 2^63-1.
 - **Two clocks, never mixed.** `time_us` is the sender's, `received_us`, `made_us`, `updated_us` and the times of `prune` and
   `register_node` are the receiver's, and come in as arguments: no backend reads a clock.
@@ -33,6 +34,7 @@ from allocscope.storage.errors import (
     StorageError,
     StorageFull,
     UnknownMetric,
+    Unstorable,
     Unwritable,
 )
 from allocscope.storage.records import (
@@ -78,6 +80,7 @@ __all__ = [
     "StorageFull",
     "Stored",
     "UnknownMetric",
+    "Unstorable",
     "Unwritable",
 ]
 
