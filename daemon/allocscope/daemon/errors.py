@@ -1,0 +1,47 @@
+"""What keeps a daemon from starting.
+
+DaemonError
+├── SocketError     the probes' socket cannot be had
+├── ListenError     the address of /metrics cannot be had
+└── SpoolError      the spool's folder cannot be used
+    └── SpoolTaken  by another daemon
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class DaemonError(Exception):
+    """The daemon cannot start; the text says what, with which value, and what to try."""
+
+
+class SocketError(DaemonError):
+    """The probes' socket cannot be had."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot listen for jobs on {path}: {why} (--socket names another)")
+        self.path = path
+
+
+class ListenError(DaemonError):
+    """The address of /metrics cannot be had."""
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(f"cannot serve /metrics on {address}: {why} (--metrics-listen names another)")
+        self.address = address
+
+
+class SpoolError(DaemonError):
+    """The spool's folder cannot be used."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(f"cannot keep the spool in {folder}: {why} (--spool names another folder)")
+        self.folder = folder
+
+
+class SpoolTaken(SpoolError):  # noqa: N818 (it is a SpoolError)
+    """Another daemon holds it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "another daemon is using it")

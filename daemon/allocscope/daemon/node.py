@@ -1,0 +1,102 @@
+"""What the node knows now: the processes that report, and the last that each allocator said. Bounded; nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from allocscope.model.blocks import BlockMap
+from allocscope.model.identity import Device, Process
+from allocscope.model.sample import Sample
+from allocscope.model.wire import WireError
+from allocscope.proto.v1 import identity_pb2
+
+MOST_PROCESSES = 512
+
+
+@dataclass(slots=True)
+class Allocator:
+    """The last that one allocator said."""
+
+    device: Device
+    sample: Sample | None = None
+    block_map: BlockMap | None = None
+
+
+@dataclass(slots=True)
+class Attached:
+    """A process with a probe."""
+
+    process: Process
+    message: identity_pb2.Process
+    """Its hello, as it goes on to the collector."""
+    stream: object | None
+    """Its stream; None: it broke, and may come again."""
+    news_s: float
+    """When it last said anything, by the daemon's clock."""
+    seen: int = 0
+    """The highest sequence that was taken."""
+    stopped: bool = False
+    """It said that it ends."""
+    allocators: dict[str, Allocator] = field(default_factory=dict)
+    """By device UUID."""
+
+    def introduce(self, process: Process, message: identity_pb2.Process) -> None:
+        """A hello, the first or with one more device."""
+        self.process, self.message = process, message
+        known = self.allocators
+        self.allocators = {d.uuid: known[d.uuid] if d.uuid in known else Allocator(d) for d in process.devices}
+
+
+class Node:
+    """Who reports, and what they said last."""
+
+    def __init__(self) -> None:
+        self._attached: dict[str, Attached] = {}
+
+    def __len__(self) -> int:
+        return len(self._attached)
+
+    def __iter__(self) -> Iterator[Attached]:
+        return iter(self._attached.values())
+
+    def get(self, process_id: str) -> Attached | None:
+        """The process, or None: it is not here, or no more."""
+        return self._attached.get(process_id)
+
+    def attach(self, process: Process, message: identity_pb2.Process, stream: object, now_s: float) -> Attached:
+        """A hello on a stream, first or further; WireError: it cannot be who it says."""
+        found = self._attached.get(process.process_id)
+        if found is None:
+            if len(self._attached) >= MOST_PROCESSES:
+                raise WireError("too_many_processes", f"{MOST_PROCESSES} processes report on this node already")
+            found = self._attached[process.process_id] = Attached(process, message, stream, now_s)
+        elif (found.process.pid, found.process.started_us) != (process.pid, process.started_us):
+            raise WireError(
+                "process_id_taken",
+                f"process id {process.process_id} is that of pid {found.process.pid}, not of pid {process.pid}",
+            )
+        found.stream, found.news_s = stream, now_s
+        found.introduce(process, message)
+        return found
+
+    def detach(self, stream: object, now_s: float) -> None:
+        """A stream ended."""
+        for attached in self:
+            if attached.stream is stream:
+                attached.stream, attached.news_s = None, now_s
+
+    def retire(
+        self, now_s: float, *, gone_after_s: float, silent_after_s: float, is_alive: Callable[[Process], bool | None]
+    ) -> list[Attached]:
+        """Those that are gone, who are forgotten. `is_alive` says None where that cannot be told."""
+        gone = []
+        for attached in list(self):
+            silent_s = now_s - attached.news_s
+            if attached.stream is not None:
+                is_gone = silent_s > silent_after_s
+            else:
+                is_gone = attached.stopped or silent_s > gone_after_s or is_alive(attached.process) is False
+            if is_gone:
+                gone.append(self._attached.pop(attached.process.process_id))
+        return gone

@@ -1,0 +1,335 @@
+"""What the collector has not acknowledged, on disk: numbered batches in append-only segment files.
+
+    lock            held by the daemon that uses the folder
+    state.json      the daemon's id; the next batch's number and the last one acknowledged, where the segments cannot tell
+    N.spool         frames of consecutive batches from number N on: header, payload; header: length and CRC-32 of the rest
+
+A batch counts only once it is fsync'd whole. What a crash left of an unfinished frame is cut off at the next start.
+Not thread-safe: one thread writes, reads and acknowledges.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+import uuid
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from allocscope.daemon.errors import SpoolError, SpoolTaken
+
+SEGMENT_BYTES = 4 << 20
+"""At which size a segment is closed; what is dropped, or given free, is whole segments."""
+LARGEST_BATCH_BYTES = 64 << 20
+"""A frame that claims more is no frame."""
+
+_FRAME = struct.Struct("<II")
+_HEAD = struct.Struct("<QIII")
+_OVERHEAD = _FRAME.size + _HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a batch holds."""
+
+    samples: int = 0
+    block_maps: int = 0
+    events: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(self.samples + other.samples, self.block_maps + other.block_maps, self.events + other.events)
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledBatch:
+    """A batch as it is kept."""
+
+    sequence: int
+    payload: bytes
+    """An allocscope.proto.v1.Batch."""
+    counts: Counts = Counts()
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What was lost, and why: "spool_full", "torn" (what a crash left unfinished), "damaged" (on disk)."""
+
+    reason: str
+    batches: int
+    counts: Counts
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Segment:
+    path: Path
+    first: int
+    offsets: array[int] = field(default_factory=lambda: array("I"))
+    """Where each frame starts; batches in a segment are consecutive."""
+    size: int = 0
+    counts: Counts = Counts()
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.offsets) - 1
+
+
+class Spool:
+    """A folder of batches in the order of their numbers."""
+
+    def __init__(self, folder: Path, limit_bytes: int, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._folder, self._limit = folder, limit_bytes
+        self._segment_bytes = min(segment_bytes, limit_bytes // 8)
+        self._segments: list[_Segment] = []
+        self._file: BinaryIO | None = None
+        self.lost: list[Loss] = []
+        """What was lost since the caller last emptied this list."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(folder)
+            self.daemon_id, self._next, self._acknowledged = self._read_state()
+            self._scan()
+            self._write_state()
+        except OSError as error:
+            raise SpoolError(folder, error.strerror or str(error)) from error
+
+    # what is there
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the next batch."""
+        return self._next
+
+    @property
+    def bytes(self) -> int:
+        """On disk, the little that is acknowledged but not yet worth deleting included."""
+        return sum(segment.size for segment in self._segments)
+
+    @property
+    def batches(self) -> int:
+        """Not acknowledged, count."""
+        held = sum(len(segment.offsets) for segment in self._segments)
+        if self._segments:
+            held -= min(max(self._acknowledged - self._segments[0].first + 1, 0), len(self._segments[0].offsets))
+        return held
+
+    def after(self, sequence: int) -> SpooledBatch | None:
+        """The first batch that is held with a number above `sequence`."""
+        wanted = max(sequence, self._acknowledged) + 1
+        for segment in self._segments:
+            for index in range(max(wanted - segment.first, 0), len(segment.offsets)):
+                batch = self._read(segment, index)
+                if batch:
+                    return batch
+                self.lost.append(Loss("damaged", 1, Counts(), 0))
+        return None
+
+    # what is done
+
+    def write(self, batches: Sequence[SpooledBatch]) -> None:
+        """Add batches, and return when they are on disk, all of them; OSError: none of them is."""
+        if not batches:
+            return
+        kept = [(segment, len(segment.offsets), segment.size, segment.counts) for segment in self._segments[-1:]]
+        known = len(self._segments)
+        try:
+            for batch in batches:
+                self._append(batch)
+            self._sync()
+        except OSError:
+            self._undo(known, kept)
+            raise
+        self._next = batches[-1].sequence + 1
+        self._shrink()
+
+    def acknowledge(self, through: int) -> None:
+        """The collector has every batch up to this number."""
+        self._acknowledged = max(self._acknowledged, through)
+        self._next = max(self._next, through + 1)  # it knows more than this folder does, which was put back from a copy
+        done = [segment for segment in self._segments if segment.last <= self._acknowledged and self._is_large(segment)]
+        if done:
+            self._write_state()  # first, so that no number is used twice
+            for segment in done:
+                self._remove(segment)
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        try:
+            self._write_state()
+        finally:
+            self._close_file()
+            self._lock.close()
+
+    # segments
+
+    def _is_large(self, segment: _Segment) -> bool:
+        """Whether a segment is worth a new file: else each batch would make and delete one."""
+        return segment is not self._segments[-1] or segment.size * 16 >= self._segment_bytes
+
+    def _append(self, batch: SpooledBatch) -> None:
+        segment = self._segments[-1] if self._segments and self._file else None
+        if segment is None or segment.size >= self._segment_bytes or batch.sequence != segment.last + 1:
+            segment = self._begin(batch.sequence)
+        assert self._file is not None
+        frame = _frame(batch)
+        left = memoryview(frame)
+        while left:
+            left = left[self._file.write(left) :]
+        segment.offsets.append(segment.size)
+        segment.size += len(frame)
+        segment.counts += batch.counts
+
+    def _begin(self, first: int) -> _Segment:
+        if self._file:
+            self._sync()
+            self._close_file()
+        path = self._folder / f"{first:020d}.spool"
+        self._file = path.open("wb", buffering=0)
+        segment = _Segment(path, first)
+        self._segments.append(segment)
+        _sync_folder(self._folder)
+        return segment
+
+    def _sync(self) -> None:
+        if self._file:
+            os.fsync(self._file.fileno())
+
+    def _close_file(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def _undo(self, known: int, kept: list[tuple[_Segment, int, int, Counts]]) -> None:
+        """Forget what a failed write left. Its file is not written to again: after a failed fsync nobody knows what it holds."""
+        self._close_file()
+        for segment in self._segments[known:]:
+            segment.path.unlink(missing_ok=True)
+        del self._segments[known:]
+        for segment, frames, size, counts in kept:
+            del segment.offsets[frames:]
+            segment.size, segment.counts = size, counts
+            os.truncate(segment.path, size)
+
+    def _shrink(self) -> None:
+        """Drop the oldest segments while there is too much."""
+        while self.bytes > self._limit and len(self._segments) > 1:
+            oldest = self._segments[0]
+            lost = max(oldest.last - max(self._acknowledged, oldest.first - 1), 0)
+            if lost:
+                self.lost.append(Loss("spool_full", lost, self._counts_after(oldest, self._acknowledged), oldest.size))
+            self._remove(oldest)
+
+    def _counts_after(self, segment: _Segment, sequence: int) -> Counts:
+        """What of a segment comes after a number."""
+        if sequence < segment.first:
+            return segment.counts
+        found = Counts()
+        for index in range(sequence + 1 - segment.first, len(segment.offsets)):
+            batch = self._read(segment, index)
+            found += batch.counts if batch else Counts()
+        return found
+
+    def _remove(self, segment: _Segment) -> None:
+        if segment is self._segments[-1]:
+            self._close_file()
+        self._segments.remove(segment)
+        segment.path.unlink(missing_ok=True)
+
+    def _read(self, segment: _Segment, index: int) -> SpooledBatch | None:
+        """None: it is damaged."""
+        with segment.path.open("rb") as file:
+            file.seek(segment.offsets[index])
+            return next((batch for batch, _ in _frames(file)), None)
+
+    # starting
+
+    def _scan(self) -> None:
+        for path in sorted(self._folder.glob("*.spool")):
+            self._scan_segment(_Segment(path, int(path.stem)))
+
+    def _scan_segment(self, segment: _Segment) -> None:
+        with segment.path.open("rb") as file:
+            for batch, end in _frames(file):
+                if batch.sequence != segment.last + 1:
+                    break
+                segment.offsets.append(segment.size)
+                segment.size, segment.counts = end, segment.counts + batch.counts
+        cut = segment.path.stat().st_size - segment.size
+        if cut:
+            self.lost.append(Loss("torn", 1, Counts(), cut))
+            os.truncate(segment.path, segment.size)
+        # Numbers that were in what is cut off are not used again: on a disk that lies about fsync the collector may know them.
+        self._next = max(self._next, segment.last + 1 + -(-cut // _OVERHEAD))
+        if segment.offsets:
+            self._segments.append(segment)
+        else:
+            segment.path.unlink()
+
+    def _read_state(self) -> tuple[str, int, int]:
+        path = self._folder / "state.json"
+        try:
+            state = json.loads(path.read_text(encoding="ascii"))
+            return str(state["daemon_id"]), int(state["next_batch"]), int(state["acknowledged"])
+        except FileNotFoundError:
+            return uuid.uuid4().hex, 1, 0
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpoolError(self._folder, f"{path} is damaged; move the folder away to start anew") from error
+
+    def _write_state(self) -> None:
+        path = self._folder / "state.json"
+        state = {"daemon_id": self.daemon_id, "next_batch": self._next, "acknowledged": self._acknowledged}
+        write_atomically(path, json.dumps(state) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file so that it is there whole, or as it was."""
+    beside = path.with_name(path.name + ".new")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    _sync_folder(path.parent)
+
+
+def _frame(batch: SpooledBatch) -> bytes:
+    counts = batch.counts
+    body = _HEAD.pack(batch.sequence, counts.samples, counts.block_maps, counts.events) + batch.payload
+    return _FRAME.pack(len(body), zlib.crc32(body)) + body
+
+
+def _frames(file: BinaryIO) -> Iterator[tuple[SpooledBatch, int]]:
+    """The whole frames from where the file stands, each with where it ends."""
+    while len(start := file.read(_FRAME.size)) == _FRAME.size:
+        length, checksum = _FRAME.unpack(start)
+        if not _HEAD.size <= length <= LARGEST_BATCH_BYTES:
+            return
+        body = file.read(length)
+        if len(body) < length or zlib.crc32(body) != checksum:
+            return
+        sequence, *counts = _HEAD.unpack_from(body)
+        yield SpooledBatch(sequence, body[_HEAD.size :], Counts(*counts)), file.tell()
+
+
+def _lock(folder: Path) -> BinaryIO:
+    file = (folder / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise SpoolTaken(folder) from None
+    return file
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
