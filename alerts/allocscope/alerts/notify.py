@@ -173,13 +173,13 @@ class Outbox:
             standing.muted = muted
 
     def _drop_the_oldest(self) -> int:
-        forgotten = list(self._standing)[: max(len(self._standing) - self._capacity, 0)]
-        for key in forgotten:
+        waiting = len(self._waiting)
+        for key in list(self._standing)[: max(len(self._standing) - self._capacity, 0)]:
             self._forget(key)
-        dropped = list(self._waiting)[: max(len(self._waiting) - self._capacity, 0)]
-        for key in dropped:
+            self._waiting.pop(key, None)
+        for key in list(self._waiting)[: max(len(self._waiting) - self._capacity, 0)]:
             del self._waiting[key]
-        return len({*forgotten, *dropped})
+        return waiting - len(self._waiting)
 
     def take(self, at_most: int) -> tuple[Notice, ...]:
         """The oldest that wait, to be tried now and then settled by `delivered` or `failed`."""
@@ -238,10 +238,12 @@ class Channel(Protocol):
     @property
     def name(self) -> str:
         """For labels and logs; holds no secret."""
+        ...
 
     @property
     def batch(self) -> int:
         """How many notices one delivery takes."""
+        ...
 
     @property
     def refresh_s(self) -> float | None:
@@ -378,12 +380,11 @@ class Notifier:
         self._observer.delivered(self._channel.name, len(notices), duration_s)
 
     def _settle_failure(self, notices: tuple[Notice, ...], failure: DeliveryError, duration_s: float) -> None:
-        name, count, now_s = self._channel.name, len(notices), time.monotonic()
-        again = failure.again and not self._closing
-        self._observer.failed(name, count, failure.reason, duration_s, again=again)
+        name, count, now_s, closing = self._channel.name, len(notices), time.monotonic(), self._closing
         if not self._failures or not failure.again:
             _log.warning("%s did not take %d alerts: %s", name, count, failure)
-        if self._closing:
+        self._observer.failed(name, count, failure.reason, duration_s, again=failure.again and not closing)
+        if closing:
             self._observer.dropped(name, count, "closed")
         elif failure.again:
             self._failures += 1
