@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, or_, select, update
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.sqlite import Insert, insert
-from sqlalchemy.sql.schema import Table
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects.sqlite import insert
 
-from allocscope.model import AllocatorRef
+from allocscope.model import AllocatorRef, DeviceReading, Process
 from allocscope.storage import schema
 from allocscope.storage.records import NodeBatch, Stored
 from allocscope.storage.rows import (
-    bill_lines,
+    BillPart,
+    bill_parts,
     bill_row,
     event_row,
     map_row,
@@ -23,52 +23,90 @@ from allocscope.storage.rows import (
     reading_row,
     sample_rows,
 )
-from allocscope.storage.sqlite import raw_cursor
+from allocscope.storage.statements import RowInsert, keeping_first, keeping_latest, many
 
-Ids = dict[AllocatorRef, int]
+_SAMPLES, _BLOCK_MAPS, _EVENTS, _BILLS, _JOBS = map(
+    keeping_first, (schema.samples, schema.block_maps, schema.events, schema.bills, schema.jobs)
+)
+_PROCESSES, _DEVICES = keeping_latest(schema.processes, "process_id"), keeping_latest(schema.devices, "uuid")
+
+REMEMBERED = 100_000
+"""Allocators and processes of which a `Memory` keeps what it knows."""
 
 
-def store(
-    connection: Connection, batches: Sequence[NodeBatch], known: Mapping[AllocatorRef, int]
-) -> tuple[Stored, Ids]:
-    """Keep them all; also gives the allocators' ids that were not known, good once the transaction is committed."""
-    found = find_ids(connection, _named(batches), known)
-    ids = {**known, **found} if found else known
-    _store_processes(connection, batches)
-    samples, given = _store_samples(connection, batches, ids)
-    maps = [map_row(ids[ref], b.received_us, block_map) for b in batches for ref, block_map in b.block_maps]
-    events = [event_row(event, b.received_us) for b in batches for event in b.events]
-    new_maps = _insert_new(connection, schema.block_maps, maps)
-    new_events = _insert_new(connection, schema.events, events)
-    _store_readings(connection, batches, ids)
+class Described(NamedTuple):
+    """How a process was described, and by whom."""
+
+    process: Process
+    node: str
+    daemon_id: str
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is known to be in the database, so that it need not be asked or told again. Only what was committed may go in."""
+
+    ids: dict[AllocatorRef, int] = field(default_factory=dict)
+    described: dict[str, Described] = field(default_factory=dict)
+
+    def learn(self, other: Memory) -> None:
+        """Add what another one knows."""
+        for known, new in ((self.ids, other.ids), (self.described, other.described)):
+            if len(known) > REMEMBERED:
+                known.clear()
+            known.update(new)  # type: ignore[arg-type]
+
+
+def store(connection: Connection, batches: Sequence[NodeBatch], memory: Memory) -> tuple[Stored, Memory]:
+    """Keep them all; also gives what may be remembered once the transaction is committed."""
+    bills = [(part, b.received_us) for b in batches for reading in b.readings for part in bill_parts(reading)]
+    ids = find_ids(connection, _named(batches, bills), memory)
+    described = _store_processes(connection, batches, memory)
+    samples = _SAMPLES.run(connection, _sample_rows(batches, ids))
+    block_maps = _BLOCK_MAPS.run_named(
+        connection, (map_row(ids[ref], b.received_us, block_map) for b in batches for ref, block_map in b.block_maps)
+    )
+    events = _EVENTS.run_named(connection, (event_row(event, b.received_us) for b in batches for event in b.events))
+    _BILLS.run(connection, (bill_row(ids[part.allocator], received_us, part) for part, received_us in bills))
+    _store_latest_readings(connection, batches)
     _acknowledge(connection, batches)
-    duplicates = given + len(maps) + len(events) - samples - new_maps - new_events
-    return Stored(samples, new_maps, new_events, duplicates), found
+    given = sum(sum(map(len, b.chunks)) + len(b.block_maps) + len(b.events) for b in batches)
+    return Stored(samples, block_maps, events, given - samples - block_maps - events), Memory(ids, described)
+
+
+def _sample_rows(batches: Iterable[NodeBatch], ids: dict[AllocatorRef, int]) -> Iterator[tuple[int | None, ...]]:
+    return chain.from_iterable(
+        sample_rows(ids[chunk.allocator], batch.received_us, chunk) for batch in batches for chunk in batch.chunks
+    )
 
 
 # allocators
 
 
-def _named(batches: Iterable[NodeBatch]) -> Iterator[AllocatorRef]:
+def _named(batches: Iterable[NodeBatch], bills: Iterable[tuple[BillPart, int]]) -> Iterator[AllocatorRef]:
     for batch in batches:
         yield from (chunk.allocator for chunk in batch.chunks)
         yield from (ref for ref, _ in batch.block_maps)
-        for reading in batch.readings:
-            entries = reading.bill.entries if reading.bill else ()
-            yield from (AllocatorRef(e.process_id or "", reading.device.uuid) for e in entries)
+    yield from (part.allocator for part, _ in bills)
 
 
-def find_ids(connection: Connection, refs: Iterable[AllocatorRef], known: Mapping[AllocatorRef, int]) -> Ids:
-    """The ids of those that are not known, given now where there was none."""
-    missing = [ref for ref in dict.fromkeys(refs) if ref not in known]
-    if not missing:
-        return {}
-    table = schema.allocators
-    connection.execute(
-        insert(table).on_conflict_do_nothing(),
-        [{"process_id": ref.process_id, "device_uuid": ref.device_uuid} for ref in missing],
-    )
-    return {ref: id_ for ref in missing if (id_ := id_of(connection, ref)) is not None}
+def find_ids(connection: Connection, refs: Iterable[AllocatorRef], memory: Memory) -> dict[AllocatorRef, int]:
+    """The ids of all of these, given now where there was none."""
+    ids: dict[AllocatorRef, int] = {}
+    missing: list[AllocatorRef] = []
+    for ref in set(refs):
+        known = memory.ids.get(ref)
+        if known is None:
+            missing.append(ref)
+        else:
+            ids[ref] = known
+    if missing:
+        _ALLOCATORS.run(connection, ((ref.process_id, ref.device_uuid) for ref in sorted(missing)))
+        ids.update((ref, id_) for ref in missing if (id_ := id_of(connection, ref)) is not None)
+    return ids
+
+
+_ALLOCATORS: RowInsert = keeping_first(schema.allocators)
 
 
 def id_of(connection: Connection, ref: AllocatorRef) -> int | None:
@@ -80,133 +118,79 @@ def id_of(connection: Connection, ref: AllocatorRef) -> int | None:
     return connection.execute(query).scalar_one_or_none()
 
 
-# samples
+# processes
+
+_HEARD_AGAIN = """
+UPDATE processes SET batch_sequence = ?, last_received_us = ?
+WHERE process_id = ? AND daemon_id = ? AND batch_sequence <= ?
+"""
 
 
-def _compiled(statement: Insert) -> str:
-    """The statement's text, with one mark for each of the table's columns in their order."""
-    return str(statement.compile(dialect=sqlite.dialect(paramstyle="qmark")))
+def _store_processes(connection: Connection, batches: Iterable[NodeBatch], memory: Memory) -> dict[str, Described]:
+    """Write what is new of them, and of the others only that they were heard."""
+    latest = {process.process_id: (process, batch) for batch in batches for process in batch.processes}
+    told, heard, described = [], [], {}
+    for process_id, (process, batch) in latest.items():
+        described[process_id] = now = Described(process, batch.node, batch.daemon_id)
+        if memory.described.get(process_id) == now:
+            heard.append((batch.sequence, batch.received_us, process_id, batch.daemon_id, batch.sequence))
+        else:
+            told.append(
+                {
+                    **process_row(process),
+                    **_heading(batch),
+                    "first_received_us": batch.received_us,
+                    "last_received_us": batch.received_us,
+                }
+            )
+    if told:
+        _JOBS.run(connection, ((row["job"], row["first_received_us"]) for row in told))
+        _PROCESSES.run_named(connection, told)
+    if heard:
+        many(connection, _HEARD_AGAIN, heard)
+    return described
 
 
-_INSERT_SAMPLE = _compiled(insert(schema.samples).on_conflict_do_nothing())
-_INSERT_BILL = _compiled(insert(schema.bills).on_conflict_do_nothing())
+def _heading(batch: NodeBatch) -> dict[str, object]:
+    return {"node": batch.node, "daemon_id": batch.daemon_id, "batch_sequence": batch.sequence}
 
 
-def _store_samples(
-    connection: Connection, batches: Iterable[NodeBatch], ids: Mapping[AllocatorRef, int]
-) -> tuple[int, int]:
-    """How many are new, and how many there were."""
-    chunks = [(chunk, batch.received_us) for batch in batches for chunk in batch.chunks]
-    if not chunks:
-        return 0, 0
-    rows = chain.from_iterable(sample_rows(ids[chunk.allocator], received, chunk) for chunk, received in chunks)
-    new = _insert_raw(connection, _INSERT_SAMPLE, rows)
-    return new, sum(len(chunk) for chunk, _ in chunks)
+# devices
 
 
-def _insert_raw(connection: Connection, statement: str, rows: Iterable[tuple[Any, ...]]) -> int:
-    cursor = raw_cursor(connection)
-    try:
-        cursor.executemany(statement, rows)
-        return max(int(cursor.rowcount), 0)  # -1 where there were no rows
-    finally:
-        cursor.close()
-
-
-def _insert_new(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
-    """How many of them were new."""
-    if not rows:
-        return 0
-    statement = insert(table).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
-    return int(connection.execute(statement, rows).rowcount)
-
-
-# who is who
-
-
-def _store_processes(connection: Connection, batches: Iterable[NodeBatch]) -> None:
-    rows = {
-        process.process_id: {
-            **process_row(process),
-            "node": batch.node,
-            "daemon_id": batch.daemon_id,
-            "batch_sequence": batch.sequence,
-            "first_received_us": batch.received_us,
-            "last_received_us": batch.received_us,
-        }
-        for batch in batches
-        for process in batch.processes
+def _store_latest_readings(connection: Connection, batches: Iterable[NodeBatch]) -> None:
+    latest: dict[str, tuple[DeviceReading, NodeBatch]] = {
+        reading.device.uuid: (reading, batch) for batch in batches for reading in batch.readings
     }
-    if not rows:
-        return
-    jobs = {row["job"]: {"job": row["job"], "first_received_us": row["first_received_us"]} for row in rows.values()}
-    connection.execute(insert(schema.jobs).on_conflict_do_nothing(), list(jobs.values()))
-    connection.execute(_replacing(schema.processes, "process_id"), list(rows.values()))
+    rows = ({**reading_row(reading), **_heading(b), "received_us": b.received_us} for reading, b in latest.values())
+    _DEVICES.run_named(connection, rows)
 
 
-def _replacing(table: Table, key: str) -> Insert:
-    """Insert, or replace what is not from a later batch of the same daemon; numbers and first times stay."""
-    statement = insert(table)
-    new, old = statement.excluded, table.c
-    kept = {key, "first_received_us", *(c.name for c in table.primary_key)}
-    return statement.on_conflict_do_update(
-        index_elements=[key],
-        set_={c.name: new[c.name] for c in table.c if c.name not in kept},
-        where=or_(new.daemon_id != old.daemon_id, new.batch_sequence >= old.batch_sequence),
+# acknowledgements
+
+
+def _acknowledging() -> RowInsert:
+    statement = insert(schema.daemons)
+    new, old = statement.excluded, schema.daemons.c
+    return RowInsert(
+        statement.on_conflict_do_update(
+            index_elements=["node", "daemon_id"],
+            set_={name: new[name] for name in ("acknowledged_sequence", "closed_us", "received_us")},
+            where=new.acknowledged_sequence > old.acknowledged_sequence,
+        )
     )
 
 
-def _store_readings(connection: Connection, batches: Iterable[NodeBatch], ids: Mapping[AllocatorRef, int]) -> None:
-    latest: list[dict[str, Any]] = []
-    bills: list[tuple[Any, ...]] = []
-    for batch in batches:
-        heading = {
-            "node": batch.node,
-            "daemon_id": batch.daemon_id,
-            "batch_sequence": batch.sequence,
-            "received_us": batch.received_us,
-        }
-        for reading in batch.readings:
-            latest.append({**reading_row(reading), **heading})
-            for process_id, (lines, inexact) in bill_lines(reading).items():
-                id_ = ids[AllocatorRef(process_id, reading.device.uuid)]
-                bills.append(bill_row(id_, reading.time_us, batch.received_us, lines, inexact))
-    if latest:
-        connection.execute(_replacing(schema.devices, "uuid"), latest)
-        _insert_raw(connection, _INSERT_BILL, bills)
+_DAEMONS = _acknowledging()
+_NODE_HEARD = "UPDATE nodes SET last_received_us = ? WHERE node = ? AND daemon_id = ? AND last_received_us < ?"
 
 
 def _acknowledge(connection: Connection, batches: Iterable[NodeBatch]) -> None:
     newest: dict[tuple[str, str], NodeBatch] = {}
     for batch in batches:
-        key = batch.node, batch.daemon_id
-        if key not in newest or batch.sequence >= newest[key].sequence:
-            newest[key] = batch
-    for batch in newest.values():
-        _acknowledge_one(connection, batch)
-
-
-def _acknowledge_one(connection: Connection, batch: NodeBatch) -> None:
-    statement = insert(schema.daemons).values(
-        node=batch.node,
-        daemon_id=batch.daemon_id,
-        acknowledged_sequence=batch.sequence,
-        closed_us=batch.closed_us,
-        received_us=batch.received_us,
-    )
-    new, old = statement.excluded, schema.daemons.c
-    higher = ("acknowledged_sequence", "closed_us", "received_us")
-    connection.execute(
-        statement.on_conflict_do_update(
-            index_elements=["node", "daemon_id"],
-            set_={name: new[name] for name in higher},
-            where=new.acknowledged_sequence > old.acknowledged_sequence,
-        )
-    )
-    node = schema.nodes.c
-    connection.execute(
-        update(schema.nodes)
-        .where(and_(node.node == batch.node, node.daemon_id == batch.daemon_id))
-        .where(node.last_received_us < batch.received_us)
-        .values(last_received_us=batch.received_us)
-    )
+        other = newest.get((batch.node, batch.daemon_id))
+        if other is None or batch.sequence >= other.sequence:
+            newest[batch.node, batch.daemon_id] = batch
+    rows = newest.values()
+    _DAEMONS.run(connection, ((b.node, b.daemon_id, b.sequence, b.closed_us, b.received_us) for b in rows))
+    many(connection, _NODE_HEARD, ((b.received_us, b.node, b.daemon_id, b.received_us) for b in rows))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import dataclass, fields
 from itertools import groupby
+from json import JSONEncoder
 from operator import itemgetter
 from typing import Any
 
@@ -37,7 +38,7 @@ from allocscope.storage.records import (
     ProcessRecord,
     ReadingRecord,
 )
-from allocscope.storage.schema import LINES, MAP_SUMS
+from allocscope.storage.schema import MAP_SUMS
 
 LARGEST = 2**63 - 1
 """Databases hold signed 64-bit integers."""
@@ -46,22 +47,33 @@ Row = Mapping[Any, Any]
 """A row of a table by its columns' names."""
 
 
+_json = JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+def _all(value: Any) -> dict[str, Any]:
+    """A slotted dataclass's fields by name; quicker than `dataclasses.fields`."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
 def _known(value: Any) -> dict[str, Any]:
-    """A flat dataclass's fields that are known."""
-    return {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
+    """Those that are known."""
+    return {name: v for name in value.__slots__ if (v := getattr(value, name)) is not None}
+
+
+def _given(value_type: Any, row: Row) -> dict[str, Any]:
+    """What of a row makes such a value."""
+    return {name: row[name] for name in value_type.__slots__}
 
 
 # processes
 
 
 def process_row(process: Process) -> dict[str, Any]:
-    row = {f.name: getattr(process, f.name) for f in fields(Process)}
-    row["devices"] = [_known(device) for device in process.devices]
-    return row
+    return {**_all(process), "devices": _json([_known(device) for device in process.devices])}
 
 
 def process_of(row: Row) -> ProcessRecord:
-    given = {f.name: row[f.name] for f in fields(Process)}
+    given = _given(Process, row)
     given["devices"] = tuple(Device(**device) for device in row["devices"])
     return ProcessRecord(
         Process(**given), row["node"], row["first_received_us"], row["last_received_us"], row["stopped_us"]
@@ -74,27 +86,26 @@ def process_of(row: Row) -> ProcessRecord:
 def reading_row(reading: DeviceReading) -> dict[str, Any]:
     bill = reading.bill
     return {
-        **asdict(reading.device),
+        **_all(reading.device),
         "time_us": reading.time_us,
         "from_nvml": reading.from_nvml,
         "free_bytes": reading.free_bytes,
         "driver_bytes": reading.driver_bytes,
         "problem": reading.problem,
-        "processes": [_known(process) for process in reading.processes],
-        "bill": None
-        if bill is None
-        else {"total_bytes": bill.total_bytes, "entries": [_entry(e) for e in bill.entries]},
+        "processes": _json([_known(process) for process in reading.processes]),
+        "bill": None if bill is None else _json(_bill(bill)),
     }
 
 
-def _entry(entry: BillEntry) -> dict[str, Any]:
-    return {**_known(entry), "line": entry.line.value}
+def _bill(bill: DeviceBill) -> dict[str, Any]:
+    entries = [[e.line.value, e.bytes, e.exact, e.process_id] for e in bill.entries]
+    return {"total_bytes": bill.total_bytes, "entries": entries}
 
 
 def reading_of(row: Row) -> ReadingRecord:
     bill = row["bill"]
     reading = DeviceReading(
-        device=Device(**{f.name: row[f.name] for f in fields(Device)}),
+        device=Device(**_given(Device, row)),
         time_us=row["time_us"],
         from_nvml=row["from_nvml"],
         free_bytes=row["free_bytes"],
@@ -103,29 +114,43 @@ def reading_of(row: Row) -> ReadingRecord:
         processes=tuple(DeviceProcess(**process) for process in row["processes"]),
         bill=None
         if bill is None
-        else DeviceBill(
-            bill["total_bytes"], tuple(BillEntry(**{**e, "line": Line(e["line"])}) for e in bill["entries"])
-        ),
+        else DeviceBill(bill["total_bytes"], tuple(BillEntry(Line(line), *rest) for line, *rest in bill["entries"])),
     )
     return ReadingRecord(row["node"], reading, row["received_us"])
 
 
-def bill_lines(reading: DeviceReading) -> dict[str, tuple[dict[str, int], set[str]]]:
-    """By process_id ("": the device's own): the lines by column, and which of them are not exact."""
-    by_process: dict[str, tuple[dict[str, int], set[str]]] = {}
+@dataclass(slots=True)
+class BillPart:
+    """A device's or one of its processes' part of the bill."""
+
+    allocator: AllocatorRef
+    time_us: int
+    lines: dict[str, int]
+    """By line's value."""
+    inexact: set[str]
+
+
+def bill_parts(reading: DeviceReading) -> Iterable[BillPart]:
+    """The device's own lines, under the process_id "", and those of its processes."""
+    parts: dict[str | None, BillPart] = {}
     for entry in reading.bill.entries if reading.bill else ():
-        lines, inexact = by_process.setdefault(entry.process_id or "", ({}, set()))
-        column = f"{entry.line.value}_bytes"
-        lines[column] = lines.get(column, 0) + entry.bytes
+        part = parts.get(entry.process_id)
+        if part is None:
+            ref = AllocatorRef(entry.process_id or "", reading.device.uuid)
+            part = parts[entry.process_id] = BillPart(ref, reading.time_us, {}, set())
+        line = entry.line.value
+        part.lines[line] = part.lines.get(line, 0) + entry.bytes
         if not entry.exact:
-            inexact.add(entry.line.value)
-    return by_process
+            part.inexact.add(line)
+    return parts.values()
 
 
-def bill_row(
-    allocator_id: int, time_us: int, received_us: int, lines: Mapping[str, int], inexact: set[str]
-) -> tuple[Any, ...]:
-    return (allocator_id, time_us, received_us, *map(lines.get, LINES), ",".join(sorted(inexact)))
+_LINES = tuple(line.value for line in Line)
+
+
+def bill_row(allocator_id: int, received_us: int, part: BillPart) -> tuple[Any, ...]:
+    inexact = ",".join(sorted(part.inexact)) if part.inexact else ""
+    return (allocator_id, part.time_us, received_us, *map(part.lines.get, _LINES), inexact)
 
 
 # samples
@@ -194,7 +219,7 @@ def map_row(allocator_id: int, received_us: int, block_map: BlockMap) -> dict[st
         "call_us": block_map.call_us,
         **{name: _sum(getattr(g, name) for g in groups) for name in MAP_SUMS},
         "largest_free_block_bytes": max(largest, default=None),
-        "groups": [_group(g) for g in groups],
+        "groups": _json([_group(g) for g in groups]),
     }
 
 
@@ -241,12 +266,11 @@ def _group_of(row: Row) -> BlockGroup:
 
 
 def event_row(event: Event, received_us: int) -> dict[str, Any]:
-    row = {f.name: getattr(event, f.name) for f in fields(Event)}
-    return {**row, "kind": event.kind.value, "received_us": received_us}
+    return {**_all(event), "kind": event.kind.value, "received_us": received_us}
 
 
 def event_of(row: Row) -> EventRecord:
-    given = {f.name: row[f.name] for f in fields(Event)}
+    given = _given(Event, row)
     return EventRecord(Event(**{**given, "kind": EventKind(row["kind"])}), row["received_us"])
 
 
@@ -254,10 +278,9 @@ def event_of(row: Row) -> EventRecord:
 
 
 def forecast_row(allocator_id: int, forecast: Forecast, made_us: int) -> dict[str, Any]:
-    row = {f.name: getattr(forecast, f.name) for f in fields(Forecast)}
     cause = forecast.cause.value if forecast.cause else None
     return {
-        **row,
+        **_all(forecast),
         "allocator_id": allocator_id,
         "made_us": made_us,
         "state": forecast.state.value,
@@ -266,18 +289,17 @@ def forecast_row(allocator_id: int, forecast: Forecast, made_us: int) -> dict[st
 
 
 def forecast_of(row: Row) -> ForecastRecord:
-    given = {f.name: row[f.name] for f in fields(Forecast)}
+    given = _given(Forecast, row)
     given["state"], given["cause"] = State(row["state"]), _cause(row["cause"])
     return ForecastRecord(AllocatorRef(row["process_id"], row["device_uuid"]), Forecast(**given), row["made_us"])
 
 
 def alert_row(alert: AlertRecord) -> dict[str, Any]:
-    row = {f.name: getattr(alert, f.name) for f in fields(AlertRecord)}
-    return {**row, "cause": alert.cause.value if alert.cause else None, "labels": dict(alert.labels)}
+    return {**_all(alert), "cause": alert.cause.value if alert.cause else None, "labels": dict(alert.labels)}
 
 
 def alert_of(row: Row) -> AlertRecord:
-    given = {f.name: row[f.name] for f in fields(AlertRecord)}
+    given = _given(AlertRecord, row)
     return AlertRecord(**{**given, "cause": _cause(row["cause"])})
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -47,8 +47,6 @@ from allocscope.storage.rows import (
 from allocscope.storage.sqlite import open_engine, translated, writing
 
 Item = TypeVar("Item")
-KNOWN_IDS = 100_000
-"""Allocators whose ids are remembered."""
 PRUNED_AT_ONCE = 5_000
 """Rows of an allocator that one transaction of `prune` takes away: others who write wait no longer than that."""
 
@@ -74,8 +72,7 @@ class SqlRepository:
         self._engine = engine
         self._writer = threading.Lock()
         """This process's writers wait here, where waking up costs nothing, and other processes' at the database."""
-        self._ids: dict[AllocatorRef, int] = {}
-        """Replaced, never changed: readers take it as it is."""
+        self._memory = ingest.Memory()
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
@@ -92,15 +89,11 @@ class SqlRepository:
     def store(self, batches: Sequence[NodeBatch]) -> Stored:
         try:
             with self._writing() as connection:
-                stored, found = ingest.store(connection, batches, self._ids)
+                stored, learnt = ingest.store(connection, batches, self._memory)
         except (ValueError, OverflowError) as error:  # ragged columns, text that is no text, a figure that is too large
             raise Unstorable(str(error)) from error
-        self._remember(found)
+        self._memory.learn(learnt)
         return stored
-
-    def _remember(self, found: Mapping[AllocatorRef, int]) -> None:
-        if found:
-            self._ids = {**(self._ids if len(self._ids) < KNOWN_IDS else {}), **found}
 
     def acknowledged(self, node: str, daemon_id: str) -> int:
         column = schema.daemons.c
@@ -277,11 +270,10 @@ class SqlRepository:
         if not forecasts:
             return
         with self._writing() as connection:
-            found = ingest.find_ids(connection, (ref for ref, _ in forecasts), self._ids)
-            ids = {**self._ids, **found}
+            ids = ingest.find_ids(connection, (ref for ref, _ in forecasts), self._memory)
             rows = [forecast_row(ids[ref], forecast, made_us) for ref, forecast in forecasts]
             _save_forecasts(connection, rows)
-        self._remember(found)
+        self._memory.learn(ingest.Memory(ids))
 
     def forecasts(
         self,
@@ -379,7 +371,7 @@ class SqlRepository:
     # what many of them do
 
     def _id(self, connection: Connection, allocator: AllocatorRef) -> int | None:
-        known = self._ids.get(allocator)
+        known = self._memory.ids.get(allocator)
         return ingest.id_of(connection, allocator) if known is None else known
 
     def _one(self, query: Select[Any], read: Callable[[Any], Item]) -> Item | None:

@@ -11,7 +11,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
@@ -197,8 +196,3 @@ def translated() -> Iterator[None]:
         raise in_our_words(error.orig) from error
     except sqlite3.Error as error:
         raise in_our_words(error) from error
-
-
-def raw_cursor(connection: Connection) -> Any:
-    """The driver's own cursor, within the connection's transaction: for rows by the thousand."""
-    return connection.connection.cursor()
