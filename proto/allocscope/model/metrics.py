@@ -202,6 +202,27 @@ NODE_LAST_SEEN_TIMESTAMP_SECONDS = _gauge(
     "When a node last sent anything, unix time by the collector's clock.",
     "collector",
 )
+FLEET_ALLOCATORS = _gauge(
+    "allocscope_fleet_allocators",
+    ("state",),
+    "",
+    "How many allocators the forecast sees in each state: the fleet's health in one look.",
+    "collector",
+)
+FLEET_BILL_BYTES = _gauge(
+    "allocscope_fleet_bill_bytes",
+    ("line",),
+    "bytes",
+    "Where the fleet's bytes are: the bills of all devices, added up. `stranded` is what fragmentation costs the fleet.",
+    "collector",
+)
+FLEET_DEVICE_MEMORY_TOTAL_BYTES = _gauge(
+    "allocscope_fleet_device_memory_total_bytes",
+    (),
+    "bytes",
+    "The memory of all devices that have a bill.",
+    "collector",
+)
 ALERTS_FIRING = _gauge("allocscope_alerts_firing", ("severity",), "", "Alerts that stand now.", "collector")
 NOTIFICATIONS_TOTAL = _counter(
     "allocscope_notifications_total",
@@ -247,6 +268,9 @@ CATALOGUE: tuple[Metric, ...] = (
     COLLECTOR_CONNECTED,
     NODE_CLOCK_OFFSET_SECONDS,
     NODE_LAST_SEEN_TIMESTAMP_SECONDS,
+    FLEET_ALLOCATORS,
+    FLEET_BILL_BYTES,
+    FLEET_DEVICE_MEMORY_TOTAL_BYTES,
     ALERTS_FIRING,
     NOTIFICATIONS_TOTAL,
     BUILD_INFO,

@@ -1,0 +1,173 @@
+"""The thread that follows the fleet: what is stored is foreseen from, judged, kept and told. It never holds up the writer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import structlog
+
+from allocscope.alerts.states import Alert
+from allocscope.collector.decode import Refusal
+from allocscope.collector.fleet import Change, Fleet
+from allocscope.collector.nodes import NodeState
+from allocscope.collector.observation import Observation
+from allocscope.collector.records import alert_record
+from allocscope.collector.resume import resume
+from allocscope.storage.errors import StorageError
+from allocscope.storage.records import AlertRecord, NodeBatch
+from allocscope.storage.repository import Repository
+
+log = structlog.get_logger(__name__)
+
+TICK_S = 1.0
+BEHIND_SAMPLES = 10_000
+"""Samples that wait; beyond them the thread judges less often, and takes a third of its time at most: storing comes first."""
+MOST_SAMPLES = 100_000
+"""Beyond them the oldest batches are not evaluated at all. They are stored; forecasts bear the gap."""
+MOST_UNSAVED = 10_000
+"""Alerts that wait for a database that takes nothing."""
+
+
+class Evaluator:
+    """Follows what is stored."""
+
+    def __init__(
+        self,
+        repository: Repository,
+        observation: Observation,
+        *,
+        nodes: Callable[[], Sequence[NodeState]],
+        publish: Callable[[Iterable[Alert]], None],
+        now_us: Callable[[], int],
+        retire_after_s: float,
+    ) -> None:
+        self._repository, self._observation = repository, observation
+        self._nodes, self._publish, self._now_us = nodes, publish, now_us
+        self._retire_after_us = round(retire_after_s * 1e6)
+        self.fleet = Fleet(retire_after_us=self._retire_after_us)
+        self._unsaved: deque[AlertRecord] = deque(maxlen=MOST_UNSAVED)
+        self._waiting: deque[tuple[NodeBatch, int]] = deque()
+        self._refused: deque[tuple[str, Refusal]] = deque(maxlen=1000)
+        self._waiting_samples = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)
+
+    def start(self) -> None:
+        """From here on what is put is evaluated."""
+        self._thread.start()
+
+    def put(self, batches: Sequence[NodeBatch], refused: Sequence[tuple[str, Refusal]] = ()) -> None:
+        """What was just stored, and what was not, by node. Returns at once."""
+        with self._changed:
+            for batch in batches:
+                samples = sum(map(len, batch.chunks))
+                self._waiting.append((batch, samples))
+                self._waiting_samples += samples
+            self._refused.extend(refused)
+            while self._waiting_samples > MOST_SAMPLES and len(self._waiting) > 1:
+                _, samples = self._waiting.popleft()
+                self._waiting_samples -= samples
+                self._observation.dropped.labels("samples", "evaluation_behind").inc(samples)
+            self._changed.notify()
+
+    def close(self, timeout_s: float) -> None:
+        """What waits is still evaluated, for no longer than that."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def behind(self) -> bool:
+        """Whether more waits than can be judged in time."""
+        return self._waiting_samples > BEHIND_SAMPLES
+
+    def _run(self) -> None:
+        self._guarded(self._resume)
+        tick_at_s = time.monotonic()
+        while True:
+            batch = self._next(tick_at_s)
+            if batch is not None:
+                self._guarded(partial(self._take, batch))
+            if batch is None or time.monotonic() >= tick_at_s:
+                tick_at_s = time.monotonic() + TICK_S
+                self._guarded(self._tick)
+            if batch is None and self._closed:
+                return
+
+    def _next(self, tick_at_s: float) -> NodeBatch | None:
+        """The oldest that waits; None: it is time to tick, or over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closed, max(tick_at_s - time.monotonic(), 0))
+            if not self._waiting:
+                return None
+            batch, samples = self._waiting.popleft()
+            self._waiting_samples -= samples
+            return batch
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            with self._observation.evaluate.round():
+                work()
+        except Exception as error:  # (one job's odd figures must not end the watch over the others)
+            log.error("an evaluation failed", exc_info=error)
+
+    def _resume(self) -> None:
+        for alert in resume(self._repository, self.fleet, now_us=self._now_us(), retire_after_us=self._retire_after_us):
+            self._tell([alert])
+
+    def _take(self, batch: NodeBatch) -> None:
+        began_s, behind = time.monotonic(), self.behind
+        folded = self.fleet.folded
+        self._tell(self.fleet.take(batch, behind=behind))
+        if behind:
+            self._observation.dropped.labels("judgements", "evaluation_behind").inc(self.fleet.folded - folded)
+            self._rest(2 * (time.monotonic() - began_s))
+
+    def _rest(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed, seconds)
+
+    def _tick(self) -> None:
+        now_us = self._now_us()
+        with self._changed:
+            refused = [self._refused.popleft() for _ in range(len(self._refused))]
+        for node, refusal in refused:
+            self.fleet.refused(node, refusal.count, refusal.reason)
+        last_seen_us = {state.hello.node: state.last_seen_us for state in self._nodes()}
+        self._tell(self.fleet.tick(now_us, {**self.fleet.heard_before, **last_seen_us}))
+        self._save(now_us)
+
+    def _tell(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        now_us = self._now_us()
+        for change in changes:
+            rule = change.alert.condition.rule
+            log.info(
+                change.alert.state.value,
+                alert=rule.name,
+                severity=rule.severity.value,
+                summary=change.alert.condition.summary,
+            )
+        self._unsaved.extend(alert_record(change, updated_us=now_us) for change in changes)
+        self._publish([change.alert for change in changes])
+
+    def _save(self, now_us: int) -> None:
+        """What the database does not take now it gets with the next tick."""
+        forecasts = self.fleet.forecasts()
+        try:
+            if forecasts:
+                self._repository.save_forecasts(forecasts, made_us=now_us)
+            if self._unsaved:
+                self._repository.save_alerts(list(self._unsaved))
+                self._unsaved.clear()
+        except StorageError as error:
+            self._observation.evaluate.failed()
+            log.warning("forecasts and alerts cannot be kept now", error=str(error))

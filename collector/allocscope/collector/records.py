@@ -1,0 +1,67 @@
+"""Between alerts that are followed and what is kept of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from allocscope.alerts.rules import RULES, Condition, Rule, Severity, Subject
+from allocscope.alerts.states import Alert, AlertState, Progress
+from allocscope.collector.fleet import Change
+from allocscope.storage.records import AlertRecord
+
+
+def alert_record(change: Change, *, updated_us: int) -> AlertRecord:
+    """What is kept. Its id follows from what it is about and when it began, so that saving twice changes nothing."""
+    alert, condition = change.alert, change.alert.condition
+    at_us = alert.fired_us or alert.progress.since_us
+    ended = f" Resolved: {change.reason}." if change.reason and alert.resolved_us is not None else ""
+    return AlertRecord(
+        alert_id=_alert_id(alert, at_us),
+        name=condition.rule.name,
+        severity=condition.rule.severity.value,
+        state=alert.state.value,
+        at_us=at_us,
+        updated_us=updated_us,
+        cause=condition.rule.cause,
+        job=condition.subject.job,
+        resolved_us=alert.resolved_us,
+        labels=alert.labels,
+        summary=condition.summary,
+        description=condition.description + ended,
+    )
+
+
+def _alert_id(alert: Alert, at_us: int) -> str:
+    identity = json.dumps([alert.labels, at_us], sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+_RULES = {(rule.name, rule.severity.value): rule for rule in RULES}
+_NUMBERS = ("rank", "gpu", "pid")
+
+
+def standing_alert(record: AlertRecord) -> Alert | None:
+    """An alert that was kept while it fired, to go on with; None: of a rule that this version does not have."""
+    rule = _RULES.get((record.name, record.severity))
+    if rule is None:
+        return None
+    condition = Condition(rule, _subject(record), record.summary, record.description)
+    progress = Progress(AlertState.FIRING, since_us=record.at_us, fired_us=record.at_us, seen_us=record.at_us)
+    return Alert(condition, progress)
+
+
+def resolved(record: AlertRecord, *, at_us: int, reason: str) -> Change:
+    """The end of an alert that was kept, and that nobody follows any more."""
+    rule = _RULES.get((record.name, record.severity)) or Rule(
+        record.name, Severity(record.severity), 0.0, 0.0, "", "", record.cause
+    )
+    at_us = max(at_us, record.at_us)
+    progress = Progress(AlertState.RESOLVED, since_us=at_us, fired_us=record.at_us, seen_us=at_us)
+    return Change(Alert(Condition(rule, _subject(record), record.summary, record.description), progress), None, reason)
+
+
+def _subject(record: AlertRecord) -> Subject:
+    labels = record.labels
+    numbers = {name: int(labels[name]) for name in _NUMBERS if labels.get(name, "").isdecimal()}
+    return Subject(node=labels.get("node"), job=labels.get("job"), uuid=labels.get("uuid"), **numbers)
