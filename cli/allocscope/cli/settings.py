@@ -9,7 +9,7 @@ import sys
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, get_origin, get_type_hints
 
 from allocscope.model import settings
 
@@ -58,7 +58,9 @@ def _parser(cls: type, command: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
     module = inspect.getmodule(cls)
     docs = settings.docstrings(inspect.getsource(module)) if module else {}
+    types = get_type_hints(cls)
     for field in fields(cls):
         text = docs.get(field.name, "").replace("%", "%%")
-        parser.add_argument("--" + field.name.replace("_", "-"), metavar="…", help=text)
+        action = "append" if get_origin(types[field.name]) is tuple else "store"
+        parser.add_argument("--" + field.name.replace("_", "-"), action=action, metavar="…", help=text)
     return parser

@@ -1,0 +1,205 @@
+// The page: asks the API every second, and shows what it says. Names come from jobs, so everything is written as text, never as HTML.
+
+const LINES = ["requested", "rounding", "awaiting_free", "stranded", "releasable", "private", "outside", "other_processes", "driver", "free"];
+const STATES = ["critical", "at_risk", "watch", "ok"];
+const SEVERITIES = ["critical", "warning", "info"];
+const INTERVAL_MS = 1000;
+const LONGEST_PAUSE_MS = 15000;
+const TIMEOUT_MS = 10000;
+const MOST_PAGES = 10;
+
+// words and figures
+
+const words = (name) => name.replaceAll("_", " ");
+
+function size(bytes) {
+  if (bytes === null || bytes === undefined) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let value = bytes;
+  let unit = 0;
+  while (Math.abs(value) >= 1024 && unit < units.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 120) return `${Math.max(0, Math.round(seconds))} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  return `${Math.round(seconds / 3600)} h`;
+}
+
+const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
+
+const moment = (us) => new Date(us / 1000).toLocaleTimeString();
+
+// elements
+
+function element(tag, { text, title, ...attributes } = {}, ...children) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (title) made.title = title;
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const cell = (text, kind = "") => element("td", { text, class: kind });
+const badge = (state) => element("span", { text: words(state), class: `state ${state}` });
+
+function bar(bill) {
+  if (!bill) return element("div", { class: "bar unknown", role: "img", "aria-label": "where the bytes are is not known" });
+  const shown = LINES.map((line) => [line, total(bill.lines, line)]).filter(([, bytes]) => bytes > 0);
+  const said = shown.map(([line, bytes]) => `${words(line)} ${size(bytes)}`).join(", ");
+  const made = element("div", { class: "bar", role: "img", "aria-label": `${said}, of ${size(bill.total_bytes)}`, title: said });
+  for (const [line, bytes] of shown) {
+    const part = element("span", { class: line, title: `${words(line)}: ${size(bytes)}` });
+    part.style.width = `${(100 * bytes) / bill.total_bytes}%`;
+    made.append(part);
+  }
+  return made;
+}
+
+function total(lines, line) {
+  return lines.filter((one) => one.line === line).reduce((sum, one) => sum + one.bytes, 0);
+}
+
+function fill(id, rows) {
+  document.querySelector(`#${id} tbody`).replaceChildren(...rows);
+  document.querySelector(`#${id}`).hidden = rows.length === 0;
+  document.querySelector(`[data-for="${id}"]`).hidden = rows.length !== 0;
+}
+
+// what is shown
+
+const rank = (order, value) => (order.includes(value) ? order.indexOf(value) : order.length);
+
+function alertRow(alert) {
+  const labels = alert.labels;
+  const where = [labels.job, labels.rank && `rank ${labels.rank}`, labels.node, labels.gpu && `GPU ${labels.gpu}`].filter(Boolean);
+  return element(
+    "tr",
+    {},
+    element("td", {}, badge(alert.severity)),
+    element("th", { text: alert.name, scope: "row", title: alert.description }),
+    cell(where.join(", "), "name"),
+    cell(moment(alert.at_us)),
+    cell(alert.summary, "name"),
+  );
+}
+
+function jobRow(job) {
+  const worst = job.worst;
+  const forecast = job.live && worst ? worst.forecast : null;
+  const where = worst ? [worst.node, worst.gpu === null ? null : `GPU ${worst.gpu}`, job.allocators_live > 1 ? `worst of ${job.allocators_live}` : null] : [];
+  const name = element("th", { scope: "row", class: "name" });
+  name.append(element("a", { text: job.job, href: `api/v1/jobs/${encodeURIComponent(job.job_id)}` }));
+  name.append(element("div", { text: where.filter(Boolean).join(", "), class: "faint" }));
+  const state = job.live ? (forecast ? forecast.state : "unknown") : "gone";
+  return element(
+    "tr",
+    job.live ? {} : { class: "gone" },
+    element("td", {}, badge(state)),
+    name,
+    element("td", { text: forecast && forecast.cause ? words(forecast.cause) : "–", title: forecast ? forecast.summary : "" }),
+    element("td", { class: "wide" }, bar(job.live && worst ? worst.bill : null)),
+    cell(size(forecast ? forecast.headroom_bytes : null), "number"),
+    cell(size(forecast ? forecast.request_bytes : null), "number"),
+    cell(percent(forecast ? forecast.margin_ratio : null), "number"),
+    cell(duration(forecast ? forecast.seconds_to_oom : null), "number"),
+  );
+}
+
+function deviceRow(device) {
+  return element(
+    "tr",
+    {},
+    element("th", { text: device.node, scope: "row", class: "name" }),
+    element("td", { text: device.gpu, class: "number", title: device.uuid }),
+    cell(device.model ?? "–", "name"),
+    element("td", { class: "wide" }, bar(device.bill)),
+    cell(size(device.free_bytes), "number"),
+    cell(size(device.bill ? total(device.bill.lines, "stranded") : null), "number"),
+    cell(size(device.total_bytes), "number"),
+    cell(device.problem ?? (device.from_nvml ? "" : "NVML is not read; from what jobs know"), "faint name"),
+  );
+}
+
+function show({ fleet, jobs, devices, alerts }) {
+  const gravity = (job) => (job.live ? rank(STATES, job.state) : STATES.length + 1);
+  const margin = (job) => job.worst?.forecast?.margin_ratio ?? Infinity;
+  jobs.sort((a, b) => gravity(a) - gravity(b) || margin(a) - margin(b) || a.job.localeCompare(b.job));
+  devices.sort((a, b) => a.node.localeCompare(b.node) || a.gpu - b.gpu);
+  alerts.sort((a, b) => rank(SEVERITIES, a.severity) - rank(SEVERITIES, b.severity) || b.at_us - a.at_us);
+  fill("alerts", alerts.map(alertRow));
+  fill("jobs", jobs.map(jobRow));
+  fill("devices", devices.map(deviceRow));
+  const counts = `${fleet.nodes_connected} nodes, ${fleet.devices} devices, ${fleet.jobs_live} live jobs`;
+  const text = `${counts}, ${size(fleet.device_total_bytes)} of device memory, ${size(fleet.bill.stranded ?? 0)} of it stranded`;
+  const line = document.querySelector("#fleet");
+  if (line.textContent !== text) line.textContent = text;
+}
+
+function lost(text) {
+  const banner = document.querySelector("#lost");
+  banner.hidden = text === null;
+  if (text !== null && banner.textContent !== text) banner.textContent = text;
+}
+
+function legend() {
+  const items = LINES.map((line) => element("li", {}, element("i", { class: line, "aria-hidden": "true" }), words(line)));
+  document.querySelector("#legend").replaceChildren(...items);
+}
+
+// asking
+
+async function ask(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS), headers: { accept: "application/json" } });
+  const said = await answer.json();
+  if (!answer.ok) throw new Error(said.error ? said.error.message : `the collector answered ${answer.status}`);
+  return said;
+}
+
+async function all(path) {
+  const items = [];
+  let cursor = null;
+  for (let page = 0; page < MOST_PAGES; page += 1) {
+    const query = new URLSearchParams({ limit: "200", ...(cursor ? { cursor } : {}) });
+    const said = await ask(`${path}${path.includes("?") ? "&" : "?"}${query}`);
+    items.push(...said.items);
+    cursor = said.next_cursor;
+    if (!cursor) break;
+  }
+  return items;
+}
+
+async function follow() {
+  let failures = 0;
+  let since = null;
+  for (;;) {
+    try {
+      const [fleet, jobs, devices, alerts] = await Promise.all([
+        ask("api/v1/fleet"),
+        all("api/v1/jobs"),
+        all("api/v1/devices"),
+        all("api/v1/alerts?state=firing"),
+      ]);
+      show({ fleet, jobs, devices, alerts });
+      failures = 0;
+      since = null;
+      lost(null);
+    } catch (error) {
+      failures += 1;
+      since ??= new Date().toLocaleTimeString();
+      lost(`Connection lost since ${since}: ${error.message}. What is shown is from before; trying again.`);
+    }
+    const pause = Math.min(INTERVAL_MS * 2 ** Math.min(failures, 10), LONGEST_PAUSE_MS);
+    await new Promise((resolve) => setTimeout(resolve, failures ? pause : INTERVAL_MS));
+    if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
+  }
+}
+
+legend();
+follow();
