@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocscope.alerts.notify import Notice, Outbox
@@ -176,9 +176,28 @@ def test_a_resolution_that_failed_is_forgotten_where_it_fires_again():
     assert _take(outbox) == [("3", "critical fires")]
 
 
+def test_one_that_resolves_on_its_way_while_muted_is_told_to_be_resolved():
+    outbox = Outbox()
+    _put(outbox, alert(WARNING))
+    on_its_way = outbox.take(10)
+    _put(outbox, alert(CRITICAL), alert(WARNING, resolved=True))
+    outbox.delivered(on_its_way)
+    assert _take(outbox) == [("3", "critical fires"), ("3", "warning resolved")]
+
+
+def test_a_resolution_that_was_never_told_is_made_good_by_the_next():
+    """It fired, and was on its way; it resolved, fired and resolved again while a graver one fired."""
+    outbox = Outbox()
+    _put(outbox, alert(WARNING))
+    on_its_way = outbox.take(10)
+    _put(outbox, alert(CRITICAL), alert(WARNING, resolved=True), alert(WARNING), alert(WARNING, resolved=True))
+    outbox.delivered(on_its_way)
+    assert _take(outbox) == [("3", "critical fires"), ("3", "warning resolved")]
+
+
 MOVES = st.lists(
     st.tuples(
-        st.sampled_from(["fires", "resolves", "delivered", "lost"]),
+        st.sampled_from(["fires", "resolves", "sent", "delivered", "lost", "lost the answer"]),
         st.sampled_from([CRITICAL, WARNING, INFO]),
         st.sampled_from([Cause.LEAK, Cause.GROWTH]),
     ),
@@ -186,31 +205,35 @@ MOVES = st.lists(
 )
 
 
-@given(MOVES)
-def test_whatever_fails_on_the_way_the_receiver_knows_at_last_what_is_gravest(moves):
+@settings(deadline=None)
+@given(MOVES, st.sampled_from([None, 60.0]))
+def test_whatever_fails_on_the_way_the_receiver_knows_at_last_what_is_gravest(moves, refresh_s):
     """And it takes nothing for firing that has resolved."""
-    outbox, standing, known = Outbox(), set(), {}
-
-    def deliver() -> None:
-        notices = outbox.take(2)
+    outbox, standing, known = Outbox(refresh_s=refresh_s), set(), {}
+    on_its_way: tuple[Notice, ...] = ()
+    for move, severity, cause in moves:
+        its = (tuple(sorted(alert(severity, cause).labels.items())), severity.level)
+        if move == "fires":
+            _put(outbox, alert(severity, cause))
+            standing.add(its)
+        elif move == "resolves" and its in standing:
+            _put(outbox, alert(severity, cause, resolved=True))
+            standing.remove(its)
+        elif move == "sent" and not on_its_way:
+            on_its_way = outbox.take(2)
+        elif move == "delivered":
+            known.update({n.key: n.firing for n in on_its_way})
+            outbox.delivered(on_its_way)
+            on_its_way = ()
+        elif move in ("lost", "lost the answer"):
+            if move == "lost the answer":
+                known.update({n.key: n.firing for n in on_its_way})
+            outbox.failed(on_its_way, 1.0)
+            on_its_way = ()
+    outbox.failed(on_its_way, 1.0)
+    while notices := outbox.take(2):
         known.update({n.key: n.firing for n in notices})
         outbox.delivered(notices)
-
-    for move, severity, cause in moves:
-        its = alert(severity, cause)
-        key = tuple(sorted(its.labels.items()))
-        if move == "fires":
-            _put(outbox, its)
-            standing.add((key, severity.level))
-        elif move == "resolves" and (key, severity.level) in standing:
-            _put(outbox, alert(severity, cause, resolved=True))
-            standing.remove((key, severity.level))
-        elif move == "delivered":
-            deliver()
-        elif move == "lost":
-            outbox.failed(outbox.take(2), 1.0)
-    while len(outbox):
-        deliver()
     gravest = max((level for _, level in standing), default=None)
     assert {key for key, firing in known.items() if firing} <= {key for key, _ in standing}
     assert all(known.get(key) for key, level in standing if level == gravest)

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Protocol
 
 from allocscope.alerts.rules import Severity, Subject
@@ -101,6 +102,8 @@ class _Standing:
     notice: Notice
     muted: bool = False
     """Not told yet, and not worth telling while a graver one of the same trouble fires."""
+    tried: bool = False
+    """Somebody may know of it, so that its resolution must be told."""
     told: bool = False
 
 
@@ -137,16 +140,16 @@ class Outbox:
             return
         if not self._standing:
             self._refreshed_s = notice.put_s
-        standing = self._standing[notice.key] = _Standing(notice)
+        untold = self._waiting.pop(notice.key, None)  # the resolution of its last time
+        standing = self._standing[notice.key] = _Standing(notice, tried=untold is not None)
         self._by_trouble.setdefault(notice.trouble, {})[notice.key] = standing
-        self._waiting.pop(notice.key, None)  # a resolution of its last time
         self._waiting[notice.key] = notice
         self._mute(notice.trouble)
 
     def _put_resolved(self, notice: Notice) -> None:
         known = self._forget(notice.key)
         self._waiting.pop(notice.key, None)
-        if known is None or not known.muted:
+        if known is None or known.tried or not known.muted:
             at_us = known.notice.at_us if known else notice.at_us
             self._waiting[notice.key] = replace(notice, at_us=at_us, resolved_us=max(notice.at_us, at_us))
         self._mute(notice.trouble)
@@ -174,16 +177,20 @@ class Outbox:
 
     def _drop_the_oldest(self) -> int:
         waiting = len(self._waiting)
-        for key in list(self._standing)[: max(len(self._standing) - self._capacity, 0)]:
+        for key in _oldest(self._standing, len(self._standing) - self._capacity):
             self._forget(key)
             self._waiting.pop(key, None)
-        for key in list(self._waiting)[: max(len(self._waiting) - self._capacity, 0)]:
+        for key in _oldest(self._waiting, len(self._waiting) - self._capacity):
             del self._waiting[key]
         return waiting - len(self._waiting)
 
     def take(self, at_most: int) -> tuple[Notice, ...]:
         """The oldest that wait, to be tried now and then settled by `delivered` or `failed`."""
-        return tuple(self._waiting.pop(key) for key in list(self._waiting)[:at_most])
+        keys = _oldest(self._waiting, at_most)
+        for key in keys:
+            if key in self._standing:
+                self._standing[key].tried = True
+        return tuple(self._waiting.pop(key) for key in keys)
 
     def refresh(self, now_s: float) -> None:
         """Where the channel wants it, what fires waits to be told anew once its time has come."""
@@ -217,6 +224,7 @@ class Outbox:
             if notice.key in self._waiting or (notice.firing and standing is None):
                 continue
             if standing is not None:
+                standing.tried = True
                 if notice.firing and not standing.muted:
                     self._waiting[notice.key] = standing.notice
             elif now_s - notice.put_s < self._give_up_after_s:
@@ -230,6 +238,10 @@ class Outbox:
         waiting = len(self._waiting)
         self._waiting, self._standing, self._by_trouble = {}, {}, {}
         return waiting
+
+
+def _oldest(by_key: Iterable[Key], count: int) -> list[Key]:
+    return list(islice(by_key, max(count, 0)))
 
 
 class Channel(Protocol):
