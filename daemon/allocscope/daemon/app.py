@@ -165,7 +165,7 @@ class Daemon:
         self._intake.add_readings(readings, [a.message for a in self._node if a.allocators])
         self._view = NodeView(
             readings=readings,
-            allocators=tuple(self._devices.allocators()),
+            allocators=tuple(self._devices.allocators(readings)),
             processes=len(self._node),
             nvml_up=latest.problem is None,
             connected=self._uplink.is_connected,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
-from allocscope.daemon.billing import Tenant, device_bill
+from allocscope.allocator.bill import ProcessUse, allocator_lines, device_bill
+from allocscope.allocator.headroom import headroom
 from allocscope.daemon.exposition import AllocatorView
-from allocscope.daemon.node import Allocator, Node
+from allocscope.daemon.node import Allocator, Attached, Node
 from allocscope.daemon.nvml import NvmlDevice, NvmlRound
 from allocscope.daemon.procfs import Procfs, is_same, join
 from allocscope.model.bill import DeviceBill
@@ -19,12 +21,39 @@ MOST_PROCESSES_TOLD = 256
 """Processes in one reading; those of most memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    """A process with a probe, on one device."""
+class _Probed(NamedTuple):
+    """A process with a probe, and its allocator on one device."""
 
-    process: Process
+    attached: Attached
     allocator: Allocator
+
+    @property
+    def process(self) -> Process:
+        return self.attached.process
+
+    def use(self, used_bytes: int | None) -> ProcessUse:
+        """What it uses of the device, for the bill."""
+        settings, process_id = self.attached.settings, self.process.process_id
+        expandable = settings.expandable if settings else None
+        lines = allocator_lines(process_id, self.allocator.sample, self.allocator.block_map, expandable=expandable)
+        return ProcessUse(process_id, lines, used_bytes)
+
+    def view(self, device_free_bytes: int | None) -> AllocatorView | None:
+        """What /metrics tells of it; None: it has said nothing yet."""
+        sample, block_map, settings = self.allocator.sample, self.allocator.block_map, self.attached.settings
+        if sample is None:
+            return None
+        view = AllocatorView(self.process, self.allocator.device.uuid, sample)
+        if block_map is None:
+            return view
+        largest = max((group.largest_free_block_bytes or 0 for group in block_map.groups), default=None)
+        room = None
+        if settings is not None and device_free_bytes is not None:
+            allowed = self.allocator.device.allowed_bytes
+            room = headroom(block_map, settings, device_free_bytes=device_free_bytes, allowed_bytes=allowed)
+        return replace(
+            view, largest_free_block_bytes=largest, headroom_bytes=room.request_bytes if room is not None else None
+        )
 
 
 class Devices:
@@ -61,15 +90,17 @@ class Devices:
                 known.setdefault(allocator.device.uuid, replace(allocator.device, allowed_bytes=None))
         return tuple(self._read(device, time_us) for device in sorted(known.values(), key=lambda d: (d.index, d.uuid)))
 
-    def allocators(self) -> Iterator[AllocatorView]:
+    def allocators(self, readings: Iterable[DeviceReading]) -> Iterator[AllocatorView]:
         """Every allocator that has said anything."""
+        free = {reading.device.uuid: reading.free_bytes for reading in readings}
         for attached in self._node:
             for uuid, allocator in attached.allocators.items():
-                if allocator.sample is not None:
-                    yield AllocatorView(attached.process, uuid, allocator.sample, None, _largest_free(allocator))
+                view = _Probed(attached, allocator).view(free.get(uuid))
+                if view:
+                    yield view
 
     def _probed(self, uuid: str) -> list[_Probed]:
-        return [_Probed(a.process, a.allocators[uuid]) for a in self._node if uuid in a.allocators]
+        return [_Probed(a, a.allocators[uuid]) for a in self._node if uuid in a.allocators]
 
     def _read(self, device: Device, time_us: int) -> DeviceReading:
         nvml = self._nvml.get(device.uuid)
@@ -111,14 +142,11 @@ def _bill(reading: DeviceReading, probed: list[_Probed], others_known: bool) -> 
     others = [p.used_bytes for p in reading.processes if not p.process_id]
     known = [figure for figure in others if figure is not None]
     return device_bill(
-        total_bytes=total_bytes,
+        total_bytes,
         free_bytes=reading.free_bytes,
         driver_bytes=reading.driver_bytes,
-        tenants=[
-            Tenant(p.process.process_id, p.allocator.sample, p.allocator.block_map, used.get(p.process.process_id))
-            for p in probed
-        ],
-        others_bytes=sum(known) if others_known and len(known) == len(others) else None,
+        probed=[one.use(used.get(one.process.process_id)) for one in probed],
+        others_used_bytes=sum(known) if others_known and len(known) == len(others) else None,
     )
 
 
@@ -127,9 +155,3 @@ def _newest(probed: list[_Probed], name: str) -> int | None:
     samples = [p.allocator.sample for p in probed if p.allocator.sample is not None]
     told = [(sample.time_us, figure) for sample in samples if (figure := getattr(sample, name)) is not None]
     return max(told)[1] if told else None
-
-
-def _largest_free(allocator: Allocator) -> int | None:
-    if allocator.block_map is None:
-        return None
-    return max((group.largest_free_block_bytes or 0 for group in allocator.block_map.groups), default=None)

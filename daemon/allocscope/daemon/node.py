@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from allocscope.allocator.errors import SettingsError
+from allocscope.allocator.settings import AllocatorSettings, parse_settings
 from allocscope.model.blocks import BlockMap
 from allocscope.model.identity import Device, Process
 from allocscope.model.sample import Sample
@@ -40,12 +42,22 @@ class Attached:
     """It said that it ends."""
     allocators: dict[str, Allocator] = field(default_factory=dict)
     """By device UUID."""
+    settings: AllocatorSettings | None = None
+    """In force in it; None: not known."""
 
     def introduce(self, process: Process, message: identity_pb2.Process) -> None:
         """A hello, the first or with one more device."""
         self.process, self.message = process, message
+        self.settings = _settings(process.allocator_conf)
         known = self.allocators
         self.allocators = {d.uuid: known[d.uuid] if d.uuid in known else Allocator(d) for d in process.devices}
+
+
+def _settings(conf: str | None) -> AllocatorSettings | None:
+    try:
+        return None if conf is None else parse_settings(conf)
+    except SettingsError:  # a newer PyTorch may take what is not known here
+        return None
 
 
 class Node:

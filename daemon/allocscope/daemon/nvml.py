@@ -154,10 +154,11 @@ class NvmlWatch:
         interval_s: float,
         timeout_s: float,
         clock: Callable[[], float],
+        retry_s: float = RETRY_S,
         on_round: Callable[[float, bool], None] = lambda _seconds, _went_well: None,
     ) -> None:
         self._nvml, self._interval_s, self._timeout_s, self._clock = nvml, interval_s, timeout_s, clock
-        self._on_round = on_round
+        self._retry_s, self._on_round = retry_s, on_round
         self._latest = NEVER_READ
         self._began_s: float | None = None
         self._stopping = threading.Event()
@@ -186,7 +187,7 @@ class NvmlWatch:
             self._began_s = None
             self.first.set()
             self._on_round(self._clock() - began_s, self._latest.problem is None)
-            self._stopping.wait(RETRY_S if self._latest.problem else self._interval_s)
+            self._stopping.wait(self._retry_s if self._latest.problem else self._interval_s)
 
 
 def load_pynvml() -> Any:

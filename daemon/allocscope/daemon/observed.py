@@ -18,7 +18,7 @@ from allocscope.model.metrics import (
     Metric,
 )
 
-disable_created_metrics()  # a series more for each, which nobody asks for
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each, which nobody asks for
 
 REASONS_TOLD = 64
 """Labels are bounded whatever a job or a collector says; further reasons count as "other"."""

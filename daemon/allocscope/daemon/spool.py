@@ -93,11 +93,18 @@ class Spool:
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = _lock(folder)
+        except OSError as error:
+            raise SpoolError(folder, error.strerror or str(error)) from error
+        try:
             self.daemon_id, self._next, self._acknowledged = self._read_state()
             self._scan()
             self._write_state()
         except OSError as error:
+            self._lock.close()
             raise SpoolError(folder, error.strerror or str(error)) from error
+        except SpoolError:
+            self._lock.close()
+            raise
 
     # what is there
 
