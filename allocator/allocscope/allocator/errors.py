@@ -44,7 +44,7 @@ class HostilePickleError(SnapshotError):
 
     def __init__(self, name: str, wanted: str) -> None:
         super().__init__(
-            name, f"its pickle asks for {wanted}, and a snapshot holds plain values only; nothing of it was run"
+            name, f"its pickle asks for {wanted}, but a snapshot holds plain values only; nothing of it was run"
         )
         self.wanted = wanted
 

@@ -44,10 +44,23 @@ class AllocatorSettings:
         """What a block for that request must hold at least (ALLOCATOR.md 2.2)."""
         if request_bytes < MIN_BLOCK_BYTES:
             return MIN_BLOCK_BYTES
-        divisions = self.divisions[min(max(request_bytes.bit_length() - 21, 0), DIVISIONS - 1)]
+        divisions = self._divisions_of(request_bytes)
         if divisions > 1 and request_bytes > MIN_BLOCK_BYTES * divisions:
             return _round_in_octave(request_bytes, divisions)
         return -(-request_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
+
+    def floor(self, block_bytes: int) -> int:
+        """The largest request that rounds to at most so much: the other way round of `round`; 0: there is none."""
+        if block_bytes < MIN_BLOCK_BYTES:
+            return 0
+        divisions = self._divisions_of(block_bytes)
+        if divisions > 1 and block_bytes > MIN_BLOCK_BYTES * divisions:
+            step = (1 << (block_bytes.bit_length() - 1)) // divisions
+            return block_bytes // step * step
+        return block_bytes // MIN_BLOCK_BYTES * MIN_BLOCK_BYTES
+
+    def _divisions_of(self, request_bytes: int) -> int:
+        return self.divisions[min(max(request_bytes.bit_length() - 21, 0), DIVISIONS - 1)]
 
     @property
     def rounds_plainly(self) -> bool:

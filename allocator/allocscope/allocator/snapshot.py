@@ -6,14 +6,13 @@ values. Its entries keep PyTorch's words.
 
 from __future__ import annotations
 
-import io
-import pickle
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from allocscope.allocator.errors import CutOffError, HostilePickleError, NotASnapshotError, TooLargeError
+from allocscope.allocator.errors import CutOffError, NotASnapshotError, TooLargeError
+from allocscope.allocator.plain import load_plain
 from allocscope.allocator.settings import AllocatorSettings, settings_of_snapshot
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -119,36 +118,6 @@ def unpack(data: bytes, name: str, limit_bytes: int = UNPACKED_LIMIT_BYTES) -> b
         parts.append(part)
         data = member.unused_data
     return b"".join(parts)
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Takes plain values; whatever would have to be looked up or called is refused."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(io.BytesIO(data))
-        self._name = name
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise HostilePickleError(self._name, f"{module}.{name}")
-
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise HostilePickleError(self._name, "an object kept elsewhere")
-
-
-def load_plain(data: bytes, name: str) -> Any:
-    """The plain value (dicts, lists, tuples, strings, numbers) that a pickle holds."""
-    try:
-        return _PlainUnpickler(data, name).load()
-    except HostilePickleError:
-        raise
-    except EOFError as error:
-        raise CutOffError(name, "its pickle ends in the middle") from error
-    except pickle.UnpicklingError as error:
-        if "truncated" in str(error):
-            raise CutOffError(name, "its pickle ends in the middle") from error
-        raise NotASnapshotError(name, f"is not a pickle ({error})") from error
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
-        raise NotASnapshotError(name, f"is not a pickle, or a damaged one ({type(error).__name__}: {error})") from error
 
 
 def _converted(convert: Callable[[Any], Any], items: Any, where: str, name: str) -> tuple[Any, ...]:
