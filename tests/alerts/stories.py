@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from allocscope.alerts.rules import Severity, Subject, alerts_of
@@ -38,11 +39,13 @@ def alert(
     *,
     rank: int = 3,
     resolved: bool = False,
-    summary_state: State = State.CRITICAL,
+    keep_firing_for_s: float | None = None,
 ) -> Alert:
     """One that fires, or has resolved."""
     subject = Subject(node="n7", job="llama", rank=rank, gpu=2, uuid="GPU-3f")
-    condition = next(c for c in alerts_of(forecast(summary_state, cause), subject) if c.rule.severity is severity)
+    condition = next(c for c in alerts_of(forecast(State.CRITICAL, cause), subject) if c.rule.severity is severity)
+    if keep_firing_for_s is not None:
+        condition = replace(condition, rule=replace(condition.rule, keep_firing_for_s=keep_firing_for_s))
     state = AlertState.RESOLVED if resolved else AlertState.FIRING
     return Alert(condition, Progress(state, since_us=1, fired_us=1))
 

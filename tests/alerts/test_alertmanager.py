@@ -117,7 +117,7 @@ def test_what_fires_arrives_whole_is_told_once_though_refreshed_and_resolves(ser
         refreshed = until(lambda: [a for a in server.alerts() if a["updatedAt"] > standing["updatedAt"]])
         assert [a["startsAt"] for a in refreshed] == [standing["startsAt"]]
 
-        notifier.publish([alert(CRITICAL, resolved=True)])
+        notifier.publish([alert(CRITICAL, resolved=True, keep_firing_for_s=0)])
         posts = receiver.wait(lambda posts: ("3", "resolved") in _told(posts))
         assert _told(posts) == [("3", "firing"), ("3", "resolved")]
         assert until(lambda: server.alerts() == [])
@@ -153,7 +153,7 @@ def test_one_that_comes_back_is_told_anew(server: Server, receiver: Receiver):
         for times in range(2):
             notifier.publish([alert()])
             receiver.wait_for(2 * times + 1)
-            notifier.publish([alert(resolved=True)])
+            notifier.publish([alert(resolved=True, keep_firing_for_s=0)])
             receiver.wait_for(2 * times + 2)
     finally:
         notifier.close(5)

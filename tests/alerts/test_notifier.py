@@ -326,6 +326,25 @@ def test_alertmanager_is_told_all_at_once_and_told_anew_until_it_resolves(receiv
 
 
 @pytest.mark.parametrize(
+    ("lasted_s", "ends_at"),
+    [
+        pytest.param(1.0, "1970-01-01T00:17:40.000+00:00", id="not before a minute is over"),
+        pytest.param(61.5, "1970-01-01T00:17:41.500+00:00", id="then when it resolved"),
+    ],
+)
+def test_alertmanager_has_a_critical_alert_for_a_minute_at_least(receiver: Receiver, lasted_s: float, ends_at: str):
+    """It tells nobody of what is over before its group_wait is; an OOM's job ends at once."""
+    clock = iter([1000.0, 1000.0 + lasted_s])
+    with _telling(Alertmanager(receiver.address), wall_clock=lambda: next(clock)) as notifier:
+        notifier.publish([alert()])
+        receiver.wait_for(1)
+        notifier.publish([alert(resolved=True)])
+        _, resolution = receiver.wait_for(2)
+    assert isinstance(resolution.content, list)
+    assert [a["endsAt"] for a in resolution.content] == [ends_at]
+
+
+@pytest.mark.parametrize(
     ("address", "right"),
     [
         ("alertmanager:9093", "must begin with http:// or https://"),

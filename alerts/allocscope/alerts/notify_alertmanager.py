@@ -62,13 +62,19 @@ class Alertmanager:
                 "runbook_url": condition.rule.runbook_url_at(self._runbook_address),
             },
             "startsAt": _rfc3339(notice.at_us),
-            "endsAt": _rfc3339(expires_us if notice.resolved_us is None else notice.resolved_us),
+            "endsAt": _rfc3339(expires_us if notice.resolved_us is None else _ends_us(notice, notice.resolved_us)),
             **({"generatorURL": self._page_address} if self._page_address else {}),
         }
 
     def close(self) -> None:
         """Let go of connections."""
         self._poster.close()
+
+
+def _ends_us(notice: Notice, resolved_us: int) -> int:
+    """Not before its keep-firing time is over, though its job ended: of what is over before a group is first told of
+    (group_wait, half a minute as a rule) Alertmanager tells nobody, and an OOM ends its own job within the second."""
+    return max(resolved_us, notice.at_us + round(notice.alert.condition.rule.keep_firing_for_s * 1e6))
 
 
 def _rfc3339(time_us: int) -> str:
