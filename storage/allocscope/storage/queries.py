@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Table, func, select
+from sqlalchemy import Select, Table, func, select
 
 from allocscope.model import COLUMNS, Line
 from allocscope.storage import schema
@@ -24,19 +24,12 @@ def processes() -> Select[Any]:
 
 
 def jobs() -> Select[Any]:
-    """Jobs with what their processes add up to."""
-    job = schema.jobs.c
-    return (
-        select(
-            job.job_number,
-            job.job,
-            job.first_received_us,
-            func.count(_processes.process_number).label("process_count"),
-            func.max(_processes.last_received_us).label("last_received_us"),
-        )
-        .join(schema.processes, _processes.job == job.job)
-        .group_by(job.job_number, job.job, job.first_received_us)
-    )
+    """Jobs with what their processes add up to; the sums are of the jobs of a page, not of all."""
+    of_it = select(func.count(), func.max(_processes.last_received_us)).where(_processes.job == schema.jobs.c.job)
+    any_left = select(1).where(_processes.job == schema.jobs.c.job).exists()  # a process may have changed its mind
+    count, last = (of_it.with_only_columns(column).scalar_subquery() for column in of_it.selected_columns)
+    columns = (schema.jobs, count.label("process_count"), last.label("last_received_us"))
+    return select(*columns).where(any_left)
 
 
 def nodes_of_jobs(jobs: list[str]) -> Select[Any]:
@@ -48,11 +41,6 @@ def nodes_of_jobs(jobs: list[str]) -> Select[Any]:
 def allocators() -> Select[Any]:
     """Allocators of described processes."""
     return select(schema.allocators).join(schema.processes, _processes.process_id == _allocators.process_id)
-
-
-def of_job(job: str) -> ColumnElement[bool]:
-    """For allocators and events: their process is one of this job."""
-    return _processes.job == job
 
 
 def forecasts(table: Table) -> Select[Any]:
@@ -67,11 +55,17 @@ def measured(
 ) -> Select[Any]:
     """Samples or block maps of an allocator, by number."""
     columns = table.c
-    query = select(table).where(columns.allocator_id == allocator_id, columns.sequence > after_sequence)
+    query = select(table).where(columns.allocator_id == allocator_id)
+    within = [columns.allocator_id == allocator_id]
     if from_us is not None:
-        query = query.where(columns.time_us >= from_us)
+        within.append(columns.time_us >= from_us)
     if to_us is not None:
-        query = query.where(columns.time_us < to_us)
+        within.append(columns.time_us < to_us)
+    if len(within) > 1:  # the index by time knows between which numbers to look; the table is in the order of numbers
+        first, last = (select(end(columns.sequence)).where(*within).scalar_subquery() for end in (func.min, func.max))
+        query = query.where(*within, columns.sequence.between(first, last))
+    if after_sequence:
+        query = query.where(columns.sequence > after_sequence)
     return query.order_by(columns.sequence).limit(limit)
 
 

@@ -59,7 +59,7 @@ def open_repository(url: str, *, busy_timeout_s: float = 10.0) -> Repository:
     try:
         parsed = make_url(url)
     except ArgumentError as error:
-        raise BadUrl(url, "it is not a URL (write sqlite:///path)") from error
+        raise BadUrl(url.rpartition("@")[2], "it is not a URL (write sqlite:///path)") from error
     if parsed.drivername != "sqlite":
         raise BadUrl(parsed.render_as_string(), f"there is no backend {parsed.drivername!r} (there is sqlite)")
     return SqlRepository(open_engine(parsed, busy_timeout_s=busy_timeout_s))
@@ -81,17 +81,17 @@ class SqlRepository:
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        with self._writer, translated(), writing(self._engine) as connection:
-            yield connection
+        try:
+            with self._writer, translated(), writing(self._engine) as connection:
+                yield connection
+        except (ValueError, OverflowError) as error:  # ragged columns, text that is no text, a figure that is too large
+            raise Unstorable(str(error)) from error
 
     # what daemons bring
 
     def store(self, batches: Sequence[NodeBatch]) -> Stored:
-        try:
-            with self._writing() as connection:
-                stored, learnt = ingest.store(connection, batches, self._memory)
-        except (ValueError, OverflowError) as error:  # ragged columns, text that is no text, a figure that is too large
-            raise Unstorable(str(error)) from error
+        with self._writing() as connection:
+            stored, learnt = ingest.store(connection, batches, self._memory)
         self._memory.learn(learnt)
         return stored
 

@@ -119,7 +119,11 @@ def _revision(url: URL, path: Path, busy_timeout_s: float) -> str | None:
 
 
 def _read_only(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, timeout=busy_timeout_s)
+    """Leaves no file behind, either: with nothing in a log there is nobody to share one with."""
+    log = path.with_name(f"{path.name}-wal")
+    alone = not log.exists() or log.stat().st_size == 0
+    options = "immutable=1" if alone else "mode=ro"
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?{options}", uri=True, timeout=busy_timeout_s)
 
 
 def _revision_of(shown: str, connection: sqlite3.Connection) -> str | None:
@@ -158,8 +162,6 @@ def _cannot_open(url: URL, path: Path, error: BaseException | None) -> StorageEr
 
 
 def _why_unwritable(path: Path) -> str | None:
-    if path.is_dir():
-        return "it is a folder"
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     return None
