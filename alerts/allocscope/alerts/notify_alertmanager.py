@@ -72,8 +72,11 @@ class Alertmanager:
 
 
 def _ends_us(notice: Notice, resolved_us: int) -> int:
-    """Not before its keep-firing time is over, though its job ended: of what is over before a group is first told of
-    (group_wait, half a minute as a rule) Alertmanager tells nobody, and an OOM ends its own job within the second."""
+    """When it ends there: not before its keep-firing time is over, though its job ended.
+
+    Of what is over before its group is first told of (group_wait, half a minute as a rule) Alertmanager tells nobody, and
+    an OOM ends its own job within the second.
+    """
     return max(resolved_us, notice.at_us + round(notice.alert.condition.rule.keep_firing_for_s * 1e6))
 
 
