@@ -1,0 +1,158 @@
+"""A fleet on this machine: one collector, daemons as pretend nodes, recorded jobs, each a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+READY_WITHIN_S = 30.0
+"""A service that has not told its addresses by then has failed; it takes one second on an idle machine."""
+STOP_WITHIN_S = 10.0
+PR_SET_PDEATHSIG = 1
+"""prctl(2): a child is told when its parent dies, so that a killed demo leaves nothing behind."""
+
+
+class FleetError(Exception):
+    """A process of the fleet did not start or did not stay; the message holds what it said last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A recorded job and the place where it runs."""
+
+    job: str
+    recording: Path
+    """RUN.run.json"""
+    node: str
+    gpu_index: int
+
+    @property
+    def gpu_uuid(self) -> str:
+        return f"GPU-{self.node}-{self.gpu_index}"
+
+
+@dataclass(slots=True)
+class Service:
+    """A running process and what it told when it was ready."""
+
+    process: subprocess.Popen[str]
+    log: Path
+    addresses: dict[str, str] = field(default_factory=dict)
+
+
+class Fleet:
+    """Starts and stops the processes; everything they write lies in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.services: list[Service] = []
+        self.players: dict[str, Service] = {}
+
+    @property
+    def database(self) -> str:
+        return f"sqlite:///{self.folder / 'allocscope.db'}"
+
+    def start_collector(self, *options: str) -> dict[str, str]:
+        """Start the collector on free ports of loopback, and return its addresses: "grpc" and "http"."""
+        listen = ("--database", self.database, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
+        return self._serve("collector", "collector", *listen, *options)
+
+    def start_daemon(self, node: str, collector: str) -> dict[str, str]:
+        """Start a daemon as the pretend node `node`, and return its addresses: "socket" and "metrics"."""
+        spool, socket = self.folder / f"spool-{node}", self.folder / f"{node}.sock"
+        places = ("--node", node, "--socket", str(socket), "--spool", str(spool), "--collector", collector)
+        return self._serve(f"daemon-{node}", "daemon", *places, "--metrics-listen", "127.0.0.1:0")
+
+    def start_player(self, player: Player, socket: str, speed: float) -> None:
+        """Start a recorded job; its last words are read by `ended`."""
+        where = (
+            "--socket",
+            socket,
+            "--job",
+            player.job,
+            "--gpu-uuid",
+            player.gpu_uuid,
+            "--gpu-index",
+            str(player.gpu_index),
+        )
+        command = ("play", str(player.recording), "--speed", str(speed), *where, "--json")
+        self.players[player.job] = self._spawn(f"play-{player.job}", command, output=subprocess.PIPE)
+
+    def ended(self, job: str) -> dict[str, object] | None:
+        """What a recorded job said at its end (`allocscope play --json`); None: it still runs."""
+        service = self.players[job]
+        if service.process.poll() is None:
+            return None
+        assert service.process.stdout is not None
+        lines = service.process.stdout.read().splitlines()
+        if not lines or service.process.returncode not in (0, 1):
+            raise FleetError(f"job {job} ended with status {service.process.returncode}: {_tail(service.log)}")
+        last: dict[str, object] = json.loads(lines[-1])
+        return last
+
+    def check(self) -> None:
+        """FleetError where a service has ended by itself."""
+        for service in self.services:
+            if service.process.poll() is not None:
+                raise FleetError(
+                    f"{service.log.stem} ended with status {service.process.returncode}: {_tail(service.log)}"
+                )
+
+    def stop(self) -> None:
+        """End all of them in order: jobs, then daemons, then the collector."""
+        for service in [*self.players.values(), *reversed(self.services)]:
+            service.process.send_signal(signal.SIGTERM)
+            try:
+                service.process.wait(STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                service.process.kill()
+                service.process.wait()
+            if service.process.stdout:
+                service.process.stdout.close()
+
+    def _serve(self, name: str, command: str, *options: str) -> dict[str, str]:
+        addresses = self.folder / f"{name}.json"
+        addresses.unlink(missing_ok=True)
+        service = self._spawn(name, (command, *options, "--addresses-file", str(addresses)))
+        self.services.append(service)
+        deadline = time.monotonic() + READY_WITHIN_S
+        while not addresses.exists():
+            self.check()
+            if time.monotonic() > deadline:
+                raise FleetError(f"{name} was not ready within {READY_WITHIN_S:.0f} s: {_tail(service.log)}")
+            time.sleep(0.02)
+        service.addresses = json.loads(addresses.read_text())
+        return service.addresses
+
+    def _spawn(self, name: str, command: Sequence[str], output: int | IO[str] | None = None) -> Service:
+        log = self.folder / f"{name}.log"
+        with log.open("w") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "allocscope.cli", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=errors if output is None else output,
+                stderr=errors,
+                env={k: v for k, v in os.environ.items() if not k.startswith("ALLOCSCOPE_")},
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 (this process has one thread)
+                text=True,
+            )
+        return Service(process, log)
+
+
+def _die_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return " / ".join(lines[-3:]) or "(it said nothing)"

@@ -1,0 +1,273 @@
+"""What the demo shows: a live table on a terminal, lines elsewhere, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self
+
+from rich.box import SIMPLE
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from allocscope.cli.demo.run import FleetView, Result
+from allocscope.cli.demo.verdict import Verdict
+
+BAR_CELLS = 32
+STATES = {
+    "ok": ("ok", "green"),
+    "watch": ("watch", "cyan"),
+    "at_risk": ("at risk", "yellow"),
+    "critical": ("critical", "bold red"),
+}
+PARTS: tuple[tuple[str, str, str, frozenset[str]], ...] = (
+    ("live", "█", "green", frozenset({"requested", "rounding"})),
+    ("waiting", "▚", "magenta", frozenset({"awaiting_free"})),
+    ("stranded", "▓", "red", frozenset({"stranded"})),
+    ("releasable", "░", "cyan", frozenset({"releasable", "private"})),
+    ("others", "█", "bright_black", frozenset({"outside", "other_processes", "driver"})),
+    ("free", "·", "white", frozenset({"free"})),
+)
+"""How lines of the bill are drawn: a name, a character, a colour, the lines."""
+TOLD = 7
+"""So many of the latest alerts and deaths are shown under the table."""
+
+
+class Screen(Protocol):
+    """Where a run is shown."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, view: FleetView) -> None:
+        """The fleet as it is now."""
+
+    def verdict(self, result: Result) -> None:
+        """What came of it."""
+
+    def kept(self, url: str) -> None:
+        """The fleet goes on."""
+
+
+class News:
+    """The alerts and deaths of a run, each told once."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def of(self, view: FleetView) -> list[Text]:
+        """What is new in this view, in the order of the alerts' times."""
+        told = []
+        for alert in sorted(view.alerts, key=lambda a: int(a["at_us"])):
+            if alert["severity"] == "critical" and alert["state"] == "firing" and alert["alert_id"] not in self._known:
+                self._known.add(alert["alert_id"])
+                told.append(
+                    Text.assemble((f"{view.recorded_s:5.0f} s  ", "dim"), ("critical  ", "bold red"), alert["summary"])
+                )
+        for job, last in view.ended.items():
+            if job not in self._known:
+                self._known.add(job)
+                told.append(Text.assemble((f"{view.recorded_s:5.0f} s  ", "dim"), *_end(job, last)))
+        return told
+
+
+def _end(job: str, last: Mapping[str, Any]) -> tuple[str | tuple[str, str], ...]:
+    if last["oom_us"] is None:
+        return ("finished  ", "green"), job
+    return ("died      ", "red"), f"{job}: torch.OutOfMemoryError"
+
+
+class Terminal:
+    """A live table."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False)
+        self._live = Live(
+            Text("starting a collector and three daemons …"), console=self._console, auto_refresh=False, transient=True
+        )
+        self._news, self._told = News(), list[Text]()
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def show(self, view: FleetView) -> None:
+        self._told = [*self._told, *self._news.of(view)][-TOLD:]
+        for line in self._told:
+            line.truncate(self._console.width, overflow="ellipsis")
+        self._live.update(Group(_table(view), _legend(), Text(), *self._told), refresh=True)
+
+    def verdict(self, result: Result) -> None:
+        _tell(self._console, result)
+
+    def kept(self, url: str) -> None:
+        _tell_kept(self._console, url)
+
+
+class Headless:
+    """Lines, as things happen."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
+        self._news = News()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def show(self, view: FleetView) -> None:
+        for line in self._news.of(view):
+            self._console.print(line)
+
+    def verdict(self, result: Result) -> None:
+        _tell(self._console, result)
+
+    def kept(self, url: str) -> None:
+        _tell_kept(self._console, url)
+
+
+def _tell_kept(console: Console, url: str) -> None:
+    console.print(f"\nThe fleet goes on, its jobs start anew as they end. The page: {url}   (Ctrl-C ends it)")
+
+
+# the table
+
+
+def _table(view: FleetView) -> Table:
+    table = Table(
+        title=f"{view.recorded_s:.0f} s of recorded time    {view.url}",
+        title_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+    )
+    for heading in ("job", "node", "where its device's bytes are"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("headroom", justify="right", no_wrap=True)
+    for heading in ("state", "cause"):
+        table.add_column(heading, no_wrap=True)
+    table.add_column("left", justify="right", no_wrap=True)
+    for job in sorted(view.jobs, key=lambda j: str(j["job"])):
+        table.add_row(*_row(job, view.ended.get(job["job"])))
+    return table
+
+
+def _row(job: Mapping[str, Any], last: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
+    worst = job["worst"] or {}
+    where = f"{worst.get('node') or '?'}/{worst['gpu']}" if worst.get("gpu") is not None else ", ".join(job["nodes"])
+    if last is not None:
+        end = Text("finished", style="green") if last["oom_us"] is None else Text("died of OOM", style="bold red")
+        return job["job"], where, Text(), "", end, "", ""
+    forecast = worst.get("forecast") or {}
+    name, style = STATES.get(job["state"] or "", ("", ""))
+    left = forecast.get("seconds_to_oom")
+    bar = _bar(worst["bill"]) if worst.get("bill") else Text()
+    return (
+        job["job"],
+        where,
+        bar,
+        size(forecast.get("headroom_bytes")),
+        Text(name, style=style),
+        job["cause"] or "",
+        "" if left is None else duration(left),
+    )
+
+
+def _bar(bill: Mapping[str, Any]) -> Text:
+    """The lines of a bill to scale, in BAR_CELLS cells."""
+    text, ends, drawn = Text(), 0, 0
+    for _, character, style, lines in PARTS:
+        ends += sum(int(line["bytes"]) for line in bill["lines"] if line["line"] in lines)
+        cells = round(ends * BAR_CELLS / max(int(bill["total_bytes"]), 1)) - drawn
+        text.append(character * cells, style=style)
+        drawn += cells
+    return text
+
+
+def _legend() -> Text:
+    return Text.assemble("  ", *((f"{character} {name}   ", style) for name, character, style, _ in PARTS))
+
+
+def size(bytes_: int | None) -> str:
+    """For people; "" where it is not known."""
+    if bytes_ is None:
+        return ""
+    return f"{bytes_ / 2**30:.2f} GiB" if bytes_ >= 2**30 else f"{bytes_ / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """For people, roughly."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+# the verdict
+
+
+def _tell(console: Console, result: Result) -> None:
+    table = Table(
+        title="\nWhat came of it, in seconds of recorded time", title_justify="left", box=SIMPLE, pad_edge=False
+    )
+    for heading, side in HEADINGS:
+        table.add_column(heading, justify=side, no_wrap=True)
+    for verdict in result.verdicts:
+        table.add_row(*_judged(verdict))
+    console.print(table)
+    for line in _sums(result):
+        console.print(line)
+
+
+HEADINGS: Sequence[tuple[str, Literal["left", "right"]]] = (
+    ("job", "left"),
+    ("ended", "left"),
+    ("critical", "right"),
+    ("ahead", "right"),
+    ("cause", "left"),
+    ("used > 95 %", "left"),
+    ("", "left"),
+)
+"""The last but one is the usual rule, held for five minutes. Together they fit 80 columns."""
+
+
+def _judged(verdict: Verdict) -> tuple[str | Text, ...]:
+    died = verdict.died_at_s is not None
+    ended = Text(f"died {verdict.died_at_s:.0f} s", style="red") if died else Text("finished", style="green")
+    usual = (
+        "never" if verdict.usual_rule_at_s is None else f"{verdict.usual_rule_at_s:.0f} s" + ("" if died else ", false")
+    )
+    since = "" if verdict.alert_at_s is None else f"{verdict.alert_at_s:.0f} s"
+    ahead = "" if verdict.lead_s is None else f"{verdict.lead_s:.0f} s"
+    mark = Text("right", style="green") if verdict.right else Text("WRONG", style="bold red")
+    return verdict.job, ended, since, ahead, verdict.cause or "", usual, mark
+
+
+def _sums(result: Result) -> list[Text]:
+    deaths = [v for v in result.verdicts if v.died_at_s is not None]
+    lived = [v for v in result.verdicts if v.died_at_s is None]
+    foreseen = sum(v.alert_at_s is not None for v in deaths)
+    false = sum(v.alert_at_s is not None for v in lived)
+    usual = sum(v.usual_rule_at_s is not None for v in deaths)
+    usual_false = sum(v.usual_rule_at_s is not None for v in lived)
+    kept = "every one once" if result.stored_right else "NOT every one once"
+    return [
+        Text(
+            f"Allocscope foresaw {foreseen} of {len(deaths)} deaths, with {false} false alarms in {len(lived)} healthy jobs."
+        ),
+        Text(f"The usual rule (more than 95 % used for 5 min): {usual} of {len(deaths)}, with {usual_false} false."),
+        Text(
+            f"{result.samples_sent} samples were handed on, {result.samples_stored} are stored, {kept}. It took {result.duration_s:.0f} s."
+        ),
+        Text("The demo shows what it promises.", style="bold green")
+        if result.ok
+        else Text("The demo does NOT show what it promises.", style="bold red"),
+    ]
