@@ -168,9 +168,11 @@ def _power_of_two(value: str) -> int:
 
 def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:
     """Settings from a snapshot's `allocator_settings`, whose string knows what its keys leave out (ALLOCATOR.md 7)."""
-    settings = parse_settings(str(told.get("PYTORCH_CUDA_ALLOC_CONF") or ""))
-    if "max_split_size" in told:
-        limit = int(told["max_split_size"])
+    conf = told.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    if type(conf) is not str:
+        raise TypeError("PYTORCH_CUDA_ALLOC_CONF is not a string")
+    settings = parse_settings(conf)
+    if type(limit := told.get("max_split_size")) is int:
         settings = replace(settings, max_split_bytes=limit if limit > 0 else None)
     if "expandable_segments" in told:
         settings = replace(settings, expandable=bool(told["expandable_segments"]))
@@ -182,5 +184,7 @@ def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:
 def _told_divisions(told: Iterable[tuple[Any, Any]]) -> tuple[int, ...]:
     table = [0] * DIVISIONS
     for size_mb, divisions in told:
-        table[min(int(size_mb).bit_length() - 1, DIVISIONS - 1)] = int(divisions)
+        if type(size_mb) is not str or type(divisions) is not int:
+            raise TypeError("roundup_power2_divisions is not a table of numbers by size")
+        table[min(max(int(size_mb).bit_length() - 1, 0), DIVISIONS - 1)] = divisions
     return tuple(table)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from allocscope.allocator.errors import CutOffError, NotASnapshotError, TooLargeError
+from allocscope.allocator.errors import CutOffError, NotASnapshotError, SettingsError, TooLargeError
 from allocscope.allocator.plain import load_plain
 from allocscope.allocator.settings import AllocatorSettings, settings_of_snapshot
 
@@ -87,14 +87,18 @@ def read_snapshot(data: bytes, name: str, *, limit_bytes: int = UNPACKED_LIMIT_B
         if not isinstance(value.get(key), list):
             raise NotASnapshotError(name, f"has no list {key!r}; was it made by torch.cuda.memory._snapshot()?")
     told = value.get("allocator_settings") or {}
+    try:
+        settings, conf = settings_of_snapshot(told), told.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    except (SettingsError, AttributeError, TypeError, ValueError) as error:
+        raise NotASnapshotError(name, f"allocator_settings are not as PyTorch writes them ({error})") from error
     return Snapshot(
         segments=_converted(_segment, value["segments"], "segments", name),
         traces=tuple(
             _converted(_entry, trace, f"device_traces[{device}]", name)
             for device, trace in enumerate(value["device_traces"])
         ),
-        settings=settings_of_snapshot(told),
-        conf=str(told.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
+        settings=settings,
+        conf=conf,
     )
 
 
@@ -137,15 +141,19 @@ def _converted(convert: Callable[[Any], Any], items: Any, where: str, name: str)
 
 def _entry(told: Mapping[str, Any]) -> TraceEntry:
     get = told.get
-    address = get("addr", 0)
-    size, stream, time_us, free = told["size"], told["stream"], get("time_us", 0), get("device_free")
+    action, address, size, stream = told["action"], get("addr", 0), told["size"], told["stream"]
+    time_us, pool_id, free = get("time_us", 0), get("pool_id", DEFAULT_POOL), get("device_free")
+    if type(action) is not str:
+        raise TypeError("its action is not a string")
     if not (
         type(address) is type(size) is type(stream) is type(time_us) is int and (free is None or type(free) is int)
     ):
         raise TypeError("a number is not an integer")
-    return _new_entry(
-        TraceEntry, (str(told["action"]), address, size, stream, time_us, get("pool_id", DEFAULT_POOL), free)
-    )
+    if address < 0 or size < 0:
+        raise ValueError("an address or a size is below 0")
+    if pool_id != DEFAULT_POOL:
+        pool_id = _pool_id(pool_id)
+    return _new_entry(TraceEntry, (action, address, size, stream, time_us, pool_id, free))
 
 
 _new_entry: Callable[..., TraceEntry] = tuple.__new__
@@ -159,16 +167,15 @@ def _segment(told: Mapping[str, Any]) -> SnapshotSegment:
         at = _int(block.get("address", at))
         size = _int(block["size"])
         requested = block.get("requested_size")
-        blocks.append(SnapshotBlock(at, size, requested if requested is None else _int(requested), str(block["state"])))
+        blocks.append(SnapshotBlock(at, size, None if requested is None else _int(requested), _str(block["state"])))
         at += size
-    first, second = told.get("segment_pool_id", DEFAULT_POOL)
     return SnapshotSegment(
         device=_int(told.get("device", 0)),
         address=address,
         total_size=_int(told["total_size"]),
         stream=_int(told["stream"]),
-        segment_type=str(told["segment_type"]),
-        pool_id=(_int(first), _int(second)),
+        segment_type=_str(told["segment_type"]),
+        pool_id=_pool_id(told.get("segment_pool_id", DEFAULT_POOL)),
         is_expandable=bool(told.get("is_expandable", False)),
         blocks=tuple(blocks),
     )
@@ -176,5 +183,16 @@ def _segment(told: Mapping[str, Any]) -> SnapshotSegment:
 
 def _int(value: Any) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is not an integer")
+        raise TypeError(f"a {type(value).__name__} is where an integer should be")
     return value
+
+
+def _str(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError(f"a {type(value).__name__} is where a string should be")
+    return value
+
+
+def _pool_id(value: Any) -> tuple[int, int]:
+    first, second = value
+    return _int(first), _int(second)
