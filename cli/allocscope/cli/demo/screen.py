@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
-from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -145,19 +144,28 @@ def _tell_kept(console: Console, url: str) -> None:
 # the table
 
 
+Headings = Sequence[tuple[str, Literal["left", "right"]]]
+COLUMNS: Headings = (
+    ("job", "left"),
+    ("node", "left"),
+    ("where its device's bytes are", "left"),
+    ("headroom", "right"),
+    ("state", "left"),
+    ("cause", "left"),
+    ("left", "right"),
+)
+
+
+def _grid(title: str, headings: Headings) -> Table:
+    """A plain table; where there is no room for all of it, the first column folds."""
+    table = Table(title=title, title_justify="left", title_style="dim", box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for number, (heading, side) in enumerate(headings):
+        table.add_column(heading, justify=side, no_wrap=number > 0)
+    return table
+
+
 def _table(view: FleetView) -> Table:
-    table = Table(
-        title=f"{view.recorded_s:.0f} s of recorded time    {view.url}",
-        title_justify="left",
-        box=SIMPLE,
-        pad_edge=False,
-    )
-    for heading in ("job", "node", "where its device's bytes are"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("headroom", justify="right", no_wrap=True)
-    for heading in ("state", "cause"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("left", justify="right", no_wrap=True)
+    table = _grid(f"{view.recorded_s:.0f} s of recorded time    {view.url}", COLUMNS)
     for job in sorted(view.jobs, key=lambda j: str(j["job"])):
         table.add_row(*_row(job, view.ended.get(job["job"])))
     return table
@@ -215,11 +223,7 @@ def duration(seconds: float) -> str:
 
 
 def _tell(console: Console, result: Result) -> None:
-    table = Table(
-        title="\nWhat came of it, in seconds of recorded time", title_justify="left", box=SIMPLE, pad_edge=False
-    )
-    for heading, side in HEADINGS:
-        table.add_column(heading, justify=side, no_wrap=True)
+    table = _grid("\nWhat came of it, in seconds of recorded time", HEADINGS)
     for verdict in result.verdicts:
         table.add_row(*_judged(verdict))
     console.print(table)
@@ -227,7 +231,7 @@ def _tell(console: Console, result: Result) -> None:
         console.print(line)
 
 
-HEADINGS: Sequence[tuple[str, Literal["left", "right"]]] = (
+HEADINGS: Headings = (
     ("job", "left"),
     ("ended", "left"),
     ("critical", "right"),
