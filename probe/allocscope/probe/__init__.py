@@ -1,5 +1,8 @@
 """What runs inside a training or serving job and tells the node's daemon what its allocators hold.
 
+    from allocscope import probe
+    probe.start()
+
 Its business: counters each second, a block map now and then, what there is at an out-of-memory
 error, all at next to no cost.
 
@@ -7,3 +10,7 @@ Not its business: judging what it sees. It needs the standard library, grpcio an
 torch is looked up, never required. It never initialises CUDA, never raises into the job and
 never blocks it.
 """
+
+from allocscope.probe.app import start, stop
+
+__all__ = ["start", "stop"]

@@ -52,6 +52,7 @@ class Ring:
         self._lanes = tuple(_Lane() for _ in Kind)
         self.lost_count = 0
         """Given up since the last `take_lost_count`."""
+        self.acknowledged_sequence = 0
 
     def __len__(self) -> int:
         return sum(map(len, self._lanes))
@@ -99,6 +100,7 @@ class Ring:
 
     def acknowledge(self, sequence: int) -> None:
         """Forget what was sent and is numbered up to `sequence`; what still waits was not meant."""
+        self.acknowledged_sequence = max(self.acknowledged_sequence, sequence)
         for lane in self._lanes:
             while lane.sent and lane.sent[0].sequence <= sequence:
                 self._forget(lane.sent.popleft())

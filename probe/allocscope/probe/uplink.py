@@ -41,16 +41,21 @@ HELD_MAP_BYTES = 8 << 20
 LARGEST_MAP_BYTES = 2 << 20
 """A larger message than gRPC takes would break every stream that it is sent on."""
 KINDS_OF_REFUSAL_TOLD = 32
+LONGEST_SOCKET_BYTES = 107
+"""Of a unix socket's name (unix(7)); for a longer one grpc prints errors at every attempt."""
+LONGEST_GOODBYE_S = 0.1
+"""For a stream to end, once everything is acknowledged."""
 
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 5000),
 )
-"""No proxy for a unix socket, and nothing shared with the job's own channels. Keepalive is off unless asked for."""
+"""No proxy for a unix socket, nothing shared with the job's own channels, and no pings (keepalive is off unless asked for)."""
 
 
 def wall_us() -> int:
@@ -78,6 +83,8 @@ class Uplink:
         self._changed = threading.Condition()
         self._ring = Ring(capacity, HELD_MAP_BYTES)
         self._sequence = 0
+        self._loss_told = 0
+        """The number of the last DROPPED event; the next one waits until that is acknowledged."""
         self._hello_due = True
         self._closing = self._ended = self._inert = False
         self._thread: threading.Thread | None = None
@@ -131,7 +138,6 @@ class Uplink:
         """Wait until everything is acknowledged, at most `timeout_s`, and end; how much was not."""
         if not self._is_ours():
             return 0
-        deadline = time.monotonic() + timeout_s
         with self._changed:
             self._closing = True
             self._tell_lost()
@@ -140,16 +146,17 @@ class Uplink:
             self._ended = True
             self._changed.notify_all()
             left = len(self._ring)
-        call, thread = self._call(), self._thread
-        if left and call is not None:
+        if left == 0:
+            self._join()
+        call = self._call()
+        if call is not None:  # a daemon that does not answer, or does not end the stream
             call.cancel()
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(max(deadline - time.monotonic(), 0.1))
-            call = self._call()
-            if thread.is_alive() and call is not None:  # the daemon does not end the stream
-                call.cancel()
-                thread.join(0.1)
+        self._join()
         return left
+
+    def _join(self) -> None:
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(LONGEST_GOODBYE_S)
 
     # keeping
 
@@ -162,7 +169,7 @@ class Uplink:
             return
         with self._changed:
             self._ring.add(item)
-            if not self._ring.is_full:
+            if not self._ring.is_full and self._ring.acknowledged_sequence >= self._loss_told:
                 self._tell_lost()
             self._changed.notify_all()
 
@@ -172,6 +179,7 @@ class Uplink:
         if not lost or self._inert:
             return
         self._sequence += 1
+        self._loss_told = self._sequence
         event = Event(
             self._process.process_id,
             self._sequence,
@@ -244,6 +252,11 @@ class Uplink:
 
     def _is_listening(self) -> bool:
         """Whether there is a socket at all; while there is none, grpc is not even imported."""
+        if len(os.fsencode(self._socket)) > LONGEST_SOCKET_BYTES:
+            self._tell_once(
+                f"no daemon can listen at {self._socket}: longer than {LONGEST_SOCKET_BYTES} bytes", logging.INFO
+            )
+            return False
         try:
             return os.path.exists(self._socket)  # noqa: PTH110 (pathlib raises on a path that cannot be)
         except ValueError:
@@ -287,13 +300,16 @@ class Uplink:
         return stream.answered
 
     def _requests(self, stream: _Stream) -> Iterator[AttachRequest]:
-        """What goes out on one stream, run by a thread of grpc's; ends when the stream broke or all is over."""
+        """What goes out on one stream, run by a thread of grpc's.
+
+        It ends when the stream broke, or when we close and everything is sent: the daemon then knows that no more will come.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(
-                    lambda: stream.is_broken or self._ended or self._hello_due or self._ring.has_waiting
+                    lambda: stream.is_broken or self._closing or self._hello_due or self._ring.has_waiting
                 )
-                if stream.is_broken or self._ended:
+                if stream.is_broken or self._ended or not (self._hello_due or self._ring.has_waiting):
                     return
                 hello, self._hello_due = self._hello_due, False
                 process = self._process

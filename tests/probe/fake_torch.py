@@ -1,0 +1,101 @@
+"""torch's modules as the probe finds them in sys.modules, held in a test's hand: which version, which build, which memory."""
+
+from types import SimpleNamespace
+
+GIB = 1 << 30
+FAMILIES = (
+    "allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes",
+    "allocation", "active", "segment", "inactive_split",
+)  # fmt: skip
+SINCE_2_0 = ("num_alloc_retries", "num_ooms")
+SINCE_2_3 = ("num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+
+def stats(version: tuple[int, int] = (2, 14), **figures: int) -> dict:
+    """Nested statistics of that version; `allocated_bytes=5` is its current figure, a scalar counter's its value."""
+    nested: dict = {}
+    for family in FAMILIES:
+        now = figures.get(family, 0)
+        of_all = {"current": now, "peak": now + 1, "allocated": now + 2, "freed": 2}
+        nested[family] = {"all": of_all, "small_pool": of_all, "large_pool": of_all}
+    for counter in SINCE_2_0 + (SINCE_2_3 if version >= (2, 3) else ()):
+        nested[counter] = figures.get(counter, 0)
+    if version >= (2, 13):
+        nested["reserved_bytes_by_private_pools"] = {}
+    return nested
+
+
+class FakeTorch:
+    """A torch with CUDA; a test changes what it will."""
+
+    def __init__(self, version: tuple[int, int] = (2, 14), devices: int = 1) -> None:
+        self.version = version
+        self.is_initialized = True
+        self.backend = "native"
+        self.conf = ""
+        self.fractions = [1.0] * devices
+        self.figures: list[dict[str, int]] = [{"reserved_bytes": 1}] + [{} for _ in range(devices - 1)]
+        self.segments: list[dict] = []
+        self.memory_info = (70 * GIB, 80 * GIB)
+        self.is_capturing = False
+        self.fails: dict[str, Exception] = {}
+        self.calls: list[str] = []
+        self.observers: list = []
+        self.on_call = lambda name: None
+        self.uuids: list[object] = [f"{index}" * 8 for index in range(devices)]
+        self.modules = self._modules()
+
+    def _modules(self) -> dict[str, SimpleNamespace]:
+        torch = SimpleNamespace(__version__=".".join(map(str, self.version)) + ".0")
+        binding = SimpleNamespace(_cuda_memoryStats=self._stats)
+        binding._cuda_getAllocatorBackend = lambda: self._called("backend", self.backend)
+        binding._cuda_attach_out_of_memory_observer = lambda f: self._called("observer", self.observers.append(f))
+        if self.version >= (2, 10):
+            binding._accelerator_getAllocatorSettings = lambda: self._called("conf", self.conf)
+        cuda = SimpleNamespace(
+            is_initialized=lambda: self._called("is_initialized", self.is_initialized),
+            device_count=lambda: self._called("device_count", len(self.figures)),
+            is_current_stream_capturing=lambda: self.is_capturing,
+            mem_get_info=lambda index: self._called(f"mem_get_info({index})", self.memory_info),
+            get_device_properties=self._properties,
+            memory_snapshot=self._snapshot_with_traces if self.version >= (2, 11) else self._snapshot,
+        )
+        memory = SimpleNamespace()
+        if self.version >= (2, 9):
+            memory.get_per_process_memory_fraction = lambda index: self._called("fraction", self.fractions[index])
+        return {
+            "torch": torch, "torch._C": binding, "torch.cuda": cuda, "torch.cuda.memory": memory,
+            "torch.version": SimpleNamespace(cuda="13.0"),
+        }  # fmt: skip
+
+    def _called(self, name, answer):
+        self.calls.append(name)
+        self.on_call(name)
+        if name in self.fails:
+            raise self.fails[name]
+        return answer
+
+    def _stats(self, index):
+        return self._called(f"stats({index})", stats(self.version, **self.figures[index]))
+
+    def _snapshot(self):
+        return self._called("snapshot", self.segments)
+
+    def _snapshot_with_traces(self, mempool_id=None, include_traces=True):
+        return self._called("snapshot with traces" if include_traces else "snapshot", self.segments)
+
+    def _properties(self, index):
+        properties = SimpleNamespace(name="Fake H200", total_memory=80 * GIB)
+        if self.version >= (2, 4):
+            properties.uuid = self.uuids[index]
+        return self._called("properties", properties)
+
+
+def segment(device: int = 0, *blocks: tuple[int, int, str], **more) -> dict:
+    """A segment of small blocks (size, requested, state)."""
+    return {
+        "device": device, "address": 0, "total_size": sum(size for size, _, _ in blocks), "stream": 0,
+        "segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False,
+        "blocks": [{"size": size, "requested_size": requested, "state": state} for size, requested, state in blocks],
+        **more,
+    }  # fmt: skip
