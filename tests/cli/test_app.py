@@ -1,0 +1,62 @@
+"""The one command: what it says of itself, and to those who mistype."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from allocscope.cli.app import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_is_a_module_that_says_what_it_does(name: str) -> None:
+    command = import_module(f"allocscope.cli.{name}")
+    assert command.HELP
+    assert callable(command.main)
+
+
+def test_without_a_command_it_says_how_it_is_used_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "usage: allocscope COMMAND" in capsys.readouterr().out
+
+
+def test_a_mistyped_command_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dameon"]) == 2
+    assert "there is no command 'dameon' (did you mean 'daemon'?)" in capsys.readouterr().err
+
+
+def test_it_names_its_version_as_a_module_too() -> None:
+    answer = subprocess.run([sys.executable, "-m", "allocscope.cli", "--version"], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "0.1.0"
+
+
+NOT_INSTALLED = """
+import sys
+sys.modules["uvicorn"] = None
+from allocscope.cli.app import main
+sys.exit(main(["collector", "--help"]))
+"""
+
+
+def test_a_command_whose_extra_is_not_installed_says_which_one_to_install() -> None:
+    answer = subprocess.run([sys.executable, "-c", NOT_INSTALLED], capture_output=True, text=True)
+    assert answer.returncode == 1
+    assert answer.stderr.strip() == "allocscope collector: uvicorn is not installed; try: pip install 'allocscope[collector]'"
+
+
+STARTS_WITHOUT = """
+import sys
+for name in ("typer", "rich", "httpx", "sqlalchemy", "prometheus_client", "structlog"):
+    sys.modules[name] = None
+from allocscope.cli.app import main
+sys.exit(main(["{name}", "--help"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["run", "play", "rehearse"])
+def test_what_a_job_needs_works_with_the_probes_own_dependencies(name: str) -> None:
+    answer = subprocess.run([sys.executable, "-c", STARTS_WITHOUT.format(name=name)], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
