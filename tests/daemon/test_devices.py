@@ -12,7 +12,7 @@ from allocscope.daemon.devices import Devices
 from allocscope.daemon.node import Node
 from allocscope.daemon.nvml import NvmlDevice, NvmlProcess, NvmlRound
 from allocscope.daemon.procfs import Procfs
-from allocscope.model import Device, DeviceProcess, Line, Process, Sample
+from allocscope.model import BillEntry, Device, DeviceProcess, DeviceReading, Line, Process, Sample
 from allocscope.model.wire import process_to_wire
 
 GIB = 1 << 30
@@ -54,8 +54,14 @@ def nvml(**changes) -> NvmlRound:
     return NvmlRound((NvmlDevice("GPU-1", 0, "NVIDIA H200", **{**known, **changes}),))
 
 
-def lines(reading) -> dict[tuple[str, str], int]:
-    return {(e.line.value, (e.process_id or "")[:1]): e.bytes for e in reading.bill.entries if e.bytes}
+def entries(reading: DeviceReading) -> tuple[BillEntry, ...]:
+    assert reading.bill is not None
+    assert reading.bill.total_bytes == 80 * GIB
+    return reading.bill.entries
+
+
+def lines(reading: DeviceReading) -> dict[tuple[str, str], int]:
+    return {(e.line.value, (e.process_id or "")[:1]): e.bytes for e in entries(reading) if e.bytes}
 
 
 def test_with_nvml_other_processes_are_those_without_a_probe():
@@ -97,7 +103,7 @@ def test_a_device_whose_reading_is_absent_goes_on_with_what_jobs_know(missing):
     device = nvml().devices[0].without_figures(missing)
     (reading,) = Devices(node, NO_PROC).read(NvmlRound((device,)), 5)
     assert (reading.problem, reading.from_nvml, reading.free_bytes) == (missing, False, 50 * GIB)
-    assert sum(entry.bytes for entry in reading.bill.entries) == 80 * GIB
+    assert sum(entry.bytes for entry in entries(reading)) == 80 * GIB
 
 
 def test_a_device_of_unknown_size_has_no_bill():
@@ -131,9 +137,8 @@ def test_a_bill_adds_up_whatever_is_said(told, free, driver, seen):
     node = node_of(*jobs, samples=dict(zip(letters, (sample(*figures) for figures in told), strict=False)))
     processes = None if seen is None else tuple(NvmlProcess(i + 3, used) for i, used in enumerate(seen))
     (reading,) = Devices(node, NO_PROC).read(nvml(free_bytes=free, driver_bytes=driver, processes=processes), 5)
-    assert reading.bill.total_bytes == 80 * GIB
-    assert sum(entry.bytes for entry in reading.bill.entries) == 80 * GIB
-    assert all(entry.bytes >= 0 for entry in reading.bill.entries)
-    assert {entry.process_id for entry in reading.bill.entries if entry.line is Line.REQUESTED} == {
+    assert sum(entry.bytes for entry in entries(reading)) == 80 * GIB
+    assert all(entry.bytes >= 0 for entry in entries(reading))
+    assert {entry.process_id for entry in entries(reading) if entry.line is Line.REQUESTED} == {
         job.process_id for job in jobs
     }

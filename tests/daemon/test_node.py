@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from allocscope.allocator.settings import AllocatorSettings
 from allocscope.daemon import node as node_module
 from allocscope.daemon.node import Node
 from allocscope.model import Device, Process, Sample
@@ -86,4 +87,5 @@ def test_a_stream_that_ends_late_does_not_detach_who_came_back_on_another():
 def test_settings_that_are_not_understood_are_not_known():
     node = Node()
     assert attach(node, replace(PROCESS, allocator_conf="{}")).settings is None
-    assert attach(node, replace(PROCESS, allocator_conf="expandable_segments:True")).settings.expandable is True
+    expandable = AllocatorSettings(expandable=True)
+    assert attach(node, replace(PROCESS, allocator_conf="expandable_segments:True")).settings == expandable

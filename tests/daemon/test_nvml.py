@@ -131,7 +131,7 @@ def test_a_call_that_hangs_is_told_of_not_waited_for_not_repeated_and_over_when_
         rounds = watched.rounds
         assert watched.watch.latest() == NvmlRound((device(),)), "it has time left"
         watched.now_s += 7
-        problem = "NVML has not answered for 7 s"
+        problem = "NVML has not answered within 5 s"
         absent = device(free_bytes=None, driver_bytes=None, processes=None, problem=problem)
         assert watched.watch.latest() == NvmlRound((absent,), problem)
         assert watched.rounds == rounds

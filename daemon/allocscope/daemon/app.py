@@ -97,6 +97,11 @@ class Daemon:
         self._service = ProbeService(self._node, self._intake, observed, self._devices.total_bytes)
         self._uplink = CollectorUplink(settings.collector, self._hello(), self._disk, observed, self._service.order)
 
+    @property
+    def metrics_address(self) -> str:
+        """HOST:PORT of /metrics as bound."""
+        return self._metrics.address
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set."""
         server = new_server(self._service)

@@ -224,7 +224,7 @@ class _Server(WSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = SCRAPE_TIMEOUT_S
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (its name there)
         """Scrapes are not logged."""
 
 

@@ -176,8 +176,8 @@ class NvmlWatch:
     def latest(self) -> NvmlRound:
         """The last round, without figures where one hangs."""
         began_s = self._began_s
-        if began_s is not None and (hung_s := self._clock() - began_s) > self._timeout_s:
-            return self._nvml.without_figures(f"NVML has not answered for {hung_s:.0f} s")
+        if began_s is not None and self._clock() - began_s > self._timeout_s:
+            return self._nvml.without_figures(f"NVML has not answered within {self._timeout_s:g} s")
         return self._latest
 
     def _run(self) -> None:

@@ -119,19 +119,24 @@ class ProbeService(ProbeServiceServicer):
                 if response := stream.take():
                     yield response
                 if reader.done() and deadline is None:
+                    if not await reader:
+                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message that cannot be read")
                     deadline = time.monotonic() + LAST_ACKNOWLEDGEMENT_S
         finally:
             reader.cancel()
             self._node.detach(stream, time.monotonic())
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> None:
+    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> bool:
+        """Until the process has no more to say; False: what it said cannot be read."""
         try:
             async for request in requests:
                 self._take(stream, request)
-        except (grpc.RpcError, asyncio.CancelledError) as error:
-            log.debug("stream broke", error=repr(error))
+        except Exception as error:  # noqa: BLE001 (of what cannot be read, gRPC raises what it likes)
+            log.warning("a stream broke", error=repr(error))
+            return False
         finally:
             stream.woken.set()
+        return True
 
     def _take(self, stream: Stream, request: AttachRequest) -> None:
         which = request.WhichOneof("message")
@@ -277,6 +282,8 @@ def bind(server: grpc.aio.Server, path: Path) -> None:
         _clear(path)
         server.add_insecure_port(f"unix:{quote(os.fspath(path))}")
         path.chmod(0o660)  # who may report is who may write here
+    except FileExistsError as error:
+        raise SocketError(path, f"{path.parent} is no folder") from error
     except RuntimeError as error:
         raise SocketError(path, "the system does not let us") from error
     except OSError as error:

@@ -1,0 +1,128 @@
+"""The whole daemon on a driver that a test plays: bills by NVML, and what becomes of them when the driver hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import urllib.request
+
+import pytest
+
+from allocscope.daemon.app import Daemon
+from allocscope.daemon.config import DaemonSettings
+from tests.daemon.fake_nvml import FakeDevice, FakeNvml
+from tests.daemon.fakes import GIB, WAIT_S, FakeCollector, FakeProbe, process, sample
+
+OTHER_PID = 2**22 + 1
+"""Beyond any pid_max: nobody has it."""
+
+
+class InProcess:
+    """A daemon in a thread of the test's."""
+
+    def __init__(self, folder, collector: FakeCollector, nvml: FakeNvml) -> None:
+        settings = DaemonSettings(
+            node="node-1",
+            socket=folder / "daemon.sock",
+            spool=folder / "spool",
+            collector=collector.address,
+            metrics_listen="127.0.0.1:0",
+            interval_s=0.05,
+            nvml_interval_s=0.1,
+            nvml_timeout_s=0.3,
+        )
+        self.socket = folder / "daemon.sock"
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run(settings, nvml)))
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+
+    async def _run(self, settings: DaemonSettings, nvml: FakeNvml) -> None:
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        daemon = Daemon(settings, nvml.load)
+        self.metrics = daemon.metrics_address
+        self._ready.set()
+        await daemon.run(self._stopping)
+
+    def figures(self, prefix: str) -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=WAIT_S) as response:
+            lines = [line for line in response.read().decode().splitlines() if line.startswith(prefix)]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+def readings(collector: FakeCollector, **wanted):
+    """Readings by their devices, once there are some that say what is wanted."""
+
+    def fitting(fake: FakeCollector):
+        for batch in fake.batches:
+            if batch.devices and all(getattr(batch.devices[0], name) == value for name, value in wanted.items()):
+                yield batch.devices
+
+    collector.wait_for(lambda fake: any(fitting(fake)))
+    return {reading.device.uuid: reading for reading in list(fitting(collector))[-1]}
+
+
+@pytest.fixture
+def collector():
+    fake = FakeCollector()
+    yield fake
+    fake.stop()
+
+
+def test_bills_by_nvml_and_without_it_while_it_hangs(tmp_path, collector):
+    nvml = FakeNvml(
+        FakeDevice("GPU-1", free=40 * GIB, processes={os.getpid(): 22 * GIB, OTHER_PID: 17 * GIB}), FakeDevice("GPU-2")
+    )
+    daemon = InProcess(tmp_path, collector, nvml)
+    try:
+        hello = process(started_us=2**60)  # after this process, by which it is known as the one with this pid
+        probe = FakeProbe(daemon.socket, hello)
+        probe.samples(sample(1))
+        probe.wait_acknowledged(1)
+        collector.wait_for(lambda c: any(len(r.processes) == 2 for b in c.batches for r in b.devices if r.from_nvml))
+        by_uuid = readings(collector, from_nvml=True)
+        assert sorted(by_uuid) == ["GPU-1", "GPU-2"]
+        assert [(p.process_id, p.used_bytes) for p in by_uuid["GPU-1"].processes] == [
+            ("a" * 32, 22 * GIB),
+            ("", 17 * GIB),
+        ]
+        device = 'gpu="0",job="",line="{}",node="node-1",rank="",uuid="GPU-1"'
+        bill = daemon.figures("allocscope_bill_bytes")
+        assert bill[f"allocscope_bill_bytes{{{device.format('driver')}}}"] == GIB
+        assert bill[f"allocscope_bill_bytes{{{device.format('free')}}}"] == 40 * GIB
+        assert bill[f"allocscope_bill_bytes{{{device.format('other_processes')}}}"] == 17 * GIB
+        assert sum(figure for name, figure in bill.items() if "GPU-1" in name) == 80 * GIB
+        assert daemon.figures("allocscope_nvml_up") == {"allocscope_nvml_up": 1}
+
+        nvml.may_answer.clear()
+        hung = readings(collector, problem="NVML has not answered within 0.3 s")
+        assert not hung["GPU-1"].from_nvml
+        assert hung["GPU-1"].free_bytes == 50 * GIB  # as the job says
+        assert not hung["GPU-2"].HasField("free_bytes")
+        assert hung["GPU-2"].device.total_bytes == 80 * GIB
+        probe.samples(sample(2))
+        probe.wait_acknowledged(2)
+        assert daemon.figures("allocscope_nvml_up") == {"allocscope_nvml_up": 0}
+
+        before = len(collector.batches)
+        nvml.may_answer.set()
+        collector.wait_for(lambda c: any(b.devices[0].from_nvml for b in c.batches[before:] if b.devices))
+        probe.end()
+    finally:
+        nvml.may_answer.set()
+        daemon.stop()
+
+
+def test_it_ends_while_the_driver_hangs(tmp_path, collector):
+    nvml = FakeNvml(FakeDevice("GPU-1"))
+    nvml.may_answer.clear()
+    daemon = InProcess(tmp_path, collector, nvml)
+    assert nvml.hangs.wait(WAIT_S)
+    daemon.stop()
+    nvml.may_answer.set()
