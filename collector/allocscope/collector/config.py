@@ -36,7 +36,7 @@ def _addresses(values: tuple[str, ...]) -> str | None:
 class CollectorSettings:
     """One collector process."""
 
-    database: str | None = setting(None, check=_database, secret=True)
+    database: str | None = setting(None, check=_database)
     """Where everything is kept, as a URL: sqlite:///PATH. By default a file of its own, so that one machine needs no server:
     /var/lib/allocscope/collector.db, without root under $XDG_STATE_HOME (~/.local/state)."""
 
@@ -46,7 +46,7 @@ class CollectorSettings:
     http_listen: str = setting(f"127.0.0.1:{HTTP_PORT}", check=host_port)
     """HOST:PORT for the page, the API and /metrics."""
 
-    alertmanager: tuple[str, ...] = setting((), check=_addresses, secret=True)
+    alertmanager: tuple[str, ...] = setting((), check=_addresses)
     """Alertmanagers to tell of alerts, each at its base address; all of them are told, as Prometheus does it."""
 
     webhook: tuple[str, ...] = setting((), check=_addresses, secret=True)

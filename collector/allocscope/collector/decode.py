@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from allocscope.model import AllocatorRef, BlockMap, Event, Process, SampleChunk, wire
@@ -90,7 +91,13 @@ class _Decoder:
 
 
 def _process(claim: identity_pb2.Process) -> Process:
-    process = wire.process_from_wire(claim)
+    return _process_of(claim.SerializeToString())
+
+
+@lru_cache(maxsize=4096)
+def _process_of(serialized: bytes) -> Process:
+    """Each batch describes its processes anew, most often in the very same words."""
+    process = wire.process_from_wire(identity_pb2.Process.FromString(serialized))
     names = [process.process_id, process.job, process.host, *(device.uuid for device in process.devices)]
     longest = max(names, key=len)
     if len(longest) > LONGEST_NAME:

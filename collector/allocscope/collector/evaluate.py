@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 TICK_S = 1.0
 BEHIND_SAMPLES = 10_000
-"""Samples that wait; beyond them the thread judges less often, and takes a third of its time at most: storing comes first."""
+"""Samples that wait; beyond them the thread judges less often, and takes a quarter of its time at most: storing comes first."""
 MOST_SAMPLES = 100_000
 """Beyond them the oldest batches are not evaluated at all. They are stored; forecasts bear the gap."""
 MOST_UNSAVED = 10_000
@@ -128,7 +128,7 @@ class Evaluator:
         self._tell(self.fleet.take(batch, behind=behind))
         if behind:
             self._observation.dropped.labels("judgements", "evaluation_behind").inc(self.fleet.folded - folded)
-            self._rest(2 * (time.monotonic() - began_s))
+            self._rest(3 * (time.monotonic() - began_s))
 
     def _rest(self, seconds: float) -> None:
         with self._changed:
