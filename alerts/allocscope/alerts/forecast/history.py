@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-WINDOW_US = 20_000_000
-"""A window is longer than most training steps, so that each holds a whole step's peak and trough."""
+SCALES_US = (20_000_000, 100_000_000)
+"""Windows of live memory, on two scales: the finer for jobs with steps of up to some ten seconds, the coarser for slower ones,
+and for what grows slowly."""
 WINDOWS = 32
-"""So many are remembered: about ten minutes."""
+"""So many are remembered on each scale: ten minutes, and nearly an hour."""
 ROOM_EVERY_US = 10_000_000
 """The room is noted so often: what others do has no steps that would have to be waited for."""
 ROOMS = 64
@@ -20,7 +21,7 @@ class Window:
     """An allocator's live memory in one stretch of time."""
 
     number: int
-    """Counts windows from the epoch."""
+    """Counts windows of this length from the epoch."""
     peak_bytes: int
     """Most allocated: by samples, and by the allocator's own peak where that moved in between."""
     trough_bytes: int
@@ -33,6 +34,19 @@ class Window:
     """… and what lay stranded then."""
     record_bytes: int
     """The highest peak of the allocator's life, by the window's end."""
+    swings: int
+    """How often it went from its lower half to its upper: as many steps, unless they are faster than the samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What an allocator could reserve at most, at a moment."""
+
+    time_us: int
+    bytes: int
+    """What the others leave of the device, or a limit allows."""
+    used_up: bool
+    """Nearly nothing of the device was free: nobody could grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,45 +58,65 @@ class Flush:
     """What the next sample found left of the room: how narrowly it went well, or more narrowly than it did."""
 
 
-class History:
-    """The latest windows, rooms and flushes, oldest first."""
+class Scale:
+    """The latest windows of one length, oldest first."""
 
-    __slots__ = ("flushes", "record_bytes", "rooms", "started_us", "windows")
+    __slots__ = ("_lower", "_upper", "_was_low", "window_us", "windows")
 
-    def __init__(self) -> None:
+    def __init__(self, window_us: int) -> None:
+        self.window_us = window_us
         self.windows: deque[Window] = deque(maxlen=WINDOWS)
-        self.rooms: deque[tuple[int, int]] = deque(maxlen=ROOMS)
-        """(time, room): what the others leave of the device, or a limit allows."""
-        self.flushes: deque[Flush] = deque(maxlen=FLUSHES)
-        self.record_bytes = 0
-        self.started_us = 0
+        self._was_low = False
+        self._lower = self._upper = 0
 
-    def begin(self, time_us: int, record_bytes: int) -> None:
-        """The first sample: what went before is known by its peak only."""
-        self.windows.clear()
-        self.rooms.clear()
-        self.flushes.clear()
+    def observe(self, time_us: int, allocated: int, peak: int, record: int, stranded: int, count: int) -> None:
+        """One sample."""
+        number = time_us // self.window_us
+        windows = self.windows
+        if not windows or windows[-1].number != number:
+            self._bound_halves()
+            windows.append(Window(number, peak, allocated, count, allocated, stranded, record, 0))
+        window = windows[-1]
+        if peak > window.peak_bytes:
+            window.peak_bytes, window.record_bytes = peak, record
+        if allocated < window.trough_bytes:
+            window.trough_bytes, window.trough_count = allocated, count
+        elif allocated > window.fullest_bytes:
+            window.fullest_bytes, window.stranded_bytes = allocated, stranded
+        if allocated <= self._lower:
+            self._was_low = True
+        elif self._was_low and allocated >= self._upper:
+            window.swings += 1
+            self._was_low = False
+
+    def _bound_halves(self) -> None:
+        """The lower and the upper two fifths of where live memory lately moved."""
+        if self.windows:
+            low, high = self.windows[-1].trough_bytes, self.windows[-1].fullest_bytes
+            self._lower, self._upper = low + (high - low) * 2 // 5, low + (high - low) * 3 // 5
+
+
+class History:
+    """What there was, latest last."""
+
+    __slots__ = ("flushes", "record_bytes", "rooms", "scales", "started_us")
+
+    def __init__(self, time_us: int, record_bytes: int) -> None:
+        """From a first sample on; what went before is known by its peak only."""
+        self.scales = tuple(map(Scale, SCALES_US))
+        """Finest first."""
+        self.rooms: deque[Room] = deque(maxlen=ROOMS)
+        self.flushes: deque[Flush] = deque(maxlen=FLUSHES)
         self.record_bytes, self.started_us = record_bytes, time_us
 
     def observe(self, time_us: int, allocated: int, peak: int, stranded: int, count: int) -> None:
         """One sample. `peak` is the most allocated since the one before, as far as is known."""
         if peak > self.record_bytes:
             self.record_bytes = peak
-        number = time_us // WINDOW_US
-        windows = self.windows
-        if not windows or windows[-1].number != number:
-            windows.append(Window(number, peak, allocated, count, allocated, stranded, self.record_bytes))
-            return
-        window = windows[-1]
-        if peak > window.peak_bytes:
-            window.peak_bytes = peak
-            window.record_bytes = self.record_bytes
-        if allocated < window.trough_bytes:
-            window.trough_bytes, window.trough_count = allocated, count
-        if allocated > window.fullest_bytes:
-            window.fullest_bytes, window.stranded_bytes = allocated, stranded
+        for scale in self.scales:
+            scale.observe(time_us, allocated, peak, self.record_bytes, stranded, count)
 
-    def observe_room(self, time_us: int, room: int) -> None:
+    def observe_room(self, time_us: int, room: int, used_up: bool) -> None:
         """The room, at a sample."""
-        if not self.rooms or time_us - self.rooms[-1][0] >= ROOM_EVERY_US:
-            self.rooms.append((time_us, room))
+        if not self.rooms or time_us - self.rooms[-1].time_us >= ROOM_EVERY_US:
+            self.rooms.append(Room(time_us, room, used_up))

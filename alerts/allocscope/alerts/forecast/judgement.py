@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
 from allocscope.alerts.forecast import trends
 from allocscope.alerts.forecast.history import Flush, History, Window
@@ -24,7 +23,9 @@ CALM_FOR_S = 120.0
 FLUSHES_S = 600.0
 """So long a flush counts."""
 STRANDED_WINDOWS = 10
-"""What lies stranded at peaks is the median of so many windows."""
+"""What lies stranded at peaks is looked up in so many windows."""
+LIFTS = 0.05
+"""A leak matters by itself where it takes this part of the device before the horizon."""
 LEAK_SHARE = 0.5
 """Troughs that rise at least by this part of what the peaks rise by make it a leak, not growth."""
 
@@ -61,8 +62,15 @@ class Facts:
     @property
     def closing_bytes_per_s(self) -> float:
         """How fast need and room near each other; 0: no trend."""
-        need = max((t.bytes_per_s for t in (self.growth, self.leak) if t), default=0.0)
-        return need + (self.pressure.bytes_per_s if self.pressure else 0.0)
+        return self.growing_bytes_per_s + (self.pressure.bytes_per_s if self.pressure else 0.0)
+
+    @property
+    def growing_bytes_per_s(self) -> float:
+        """How fast the need grows. A leak below peaks that do not grow counts where it is going to lift them."""
+        growth = self.growth.bytes_per_s if self.growth else 0.0
+        leak = self.leak.bytes_per_s if self.leak else 0.0
+        lifts = leak * HORIZON_S[State.CRITICAL] >= LIFTS * self.total_bytes
+        return max(growth, leak) if self.growth or lifts else 0.0
 
     @property
     def seconds_left(self) -> float | None:
@@ -73,25 +81,26 @@ class Facts:
 
 def gather(history: History, total_bytes: int, room_bytes: int, now_us: int) -> Facts | None:
     """The facts; None where there is nothing to judge by yet."""
-    windows = list(history.windows)
+    windows = list(history.scales[0].windows)
     if len(windows) < 2:
         return None
-    lately = trends.lookback(windows, history.started_us, now_us)
     return Facts(
         total_bytes=total_bytes,
         room_bytes=room_bytes,
         peak_bytes=max(window.peak_bytes for window in windows),
         stranded_bytes=_stranded(windows[-STRANDED_WINDOWS:]),
-        growth=trends.growth(lately, total_bytes),
-        leak=trends.leak(lately),
+        growth=trends.growth(history, total_bytes, now_us),
+        leak=trends.leak(history, now_us),
         pressure=trends.pressure(history.rooms, now_us, total_bytes),
         flushes=tuple(f for f in history.flushes if now_us - f.time_us < FLUSHES_S * 1e6),
-        moved=_moved(windows, history.rooms[0][1] - room_bytes if history.rooms else 0),
+        moved=_moved(windows, history.rooms[0].bytes - room_bytes if history.rooms else 0),
     )
 
 
 def _stranded(windows: list[Window]) -> int:
-    return int(median(window.stranded_bytes for window in windows))
+    """Four of five peaks had less."""
+    stranded = sorted(window.stranded_bytes for window in windows)
+    return stranded[len(stranded) * 4 // 5]
 
 
 def _moved(windows: list[Window], room_lost: int) -> Cause | None:
@@ -118,16 +127,13 @@ def state_of(facts: Facts) -> State:
 
 def cause_of(facts: Facts) -> Cause:
     """What it would run out for."""
-    need = max((t.bytes_per_s for t in (facts.growth, facts.leak) if t), default=0.0)
+    growing = facts.growing_bytes_per_s
     others = facts.pressure.bytes_per_s if facts.pressure else 0.0
-    if others > need or (facts.moved is Cause.NEIGHBOUR and facts.margin_bytes < CALM * facts.total_bytes):
+    if others > growing or (facts.moved is Cause.NEIGHBOUR and facts.margin_bytes < CALM * facts.total_bytes):
         return Cause.NEIGHBOUR
-    if facts.leak and facts.leak.bytes_per_s >= LEAK_SHARE * need and facts.growth:
-        return Cause.LEAK
-    if facts.growth:
-        return Cause.GROWTH
-    if facts.leak and facts.leak.bytes_per_s * FLUSHES_S > facts.stranded_bytes:
-        return Cause.LEAK
+    if growing > 0:
+        leaks = facts.leak is not None and facts.leak.bytes_per_s >= LEAK_SHARE * growing
+        return Cause.LEAK if leaks else Cause.GROWTH
     if facts.stranded_bytes > facts.margin_bytes and facts.stranded_bytes > 0:
         return Cause.FRAGMENTATION
     return Cause.CAPACITY

@@ -6,6 +6,9 @@ from allocscope.alerts.forecast.history import Flush, History
 from allocscope.alerts.forecast.judgement import Judgement, gather
 from allocscope.model import BlockMap, DeviceReading, Event, Forecast, Sample, SampleChunk, State
 
+USED_UP = 0.02
+"""Less than this part of the device free is as good as nothing."""
+
 
 class Outlook:
     """What is known of one allocator. Cheap to tell (`observe…`); `forecast` says what follows.
@@ -30,7 +33,8 @@ class Outlook:
     ) -> None:
         self._total_bytes, self._allowed_bytes = device_total_bytes, allowed_bytes
         self._expandable = "expandable_segments:true" in (allocator_conf or "").lower().replace(" ", "")
-        self._history, self._judgement = History(), Judgement()
+        self._history: History | None = None
+        self._judgement = Judgement()
         self._latest: Sample | None = None
         self._room_bytes: int | None = None
         self._stranded_bytes = 0
@@ -46,20 +50,19 @@ class Outlook:
             return True
         self._latest = sample
         peak = sample.allocated_peak_bytes
-        if before is None or _restarted(before, sample):
-            self._history.begin(sample.time_us, max(peak or 0, allocated))
-            before = None
+        if self._history is None or before is None or _restarted(before, sample):
+            self._history, before = History(sample.time_us, max(peak or 0, allocated)), None
         if peak is None or before is None or peak == before.allocated_peak_bytes or peak < allocated:
-            peak = allocated
+            peak = allocated  # an unmoved peak is of an earlier moment
         if not self._expandable:
             self._stranded_bytes = sample.inactive_split_bytes or 0
-        self._history.observe(sample.time_us, allocated, peak, self._stranded_bytes, sample.allocation_count or 0)
+        history = self._history
+        history.observe(sample.time_us, allocated, peak, self._stranded_bytes, sample.allocation_count or 0)
         self._room_bytes = room = self._room(sample)
-        if room is None:
-            return True
-        self._history.observe_room(sample.time_us, room)
-        if before is not None and _flushed(before, sample):
-            self._history.flushes.append(Flush(sample.time_us, room - reserved))
+        if room is not None:
+            history.observe_room(sample.time_us, room, room - reserved < USED_UP * (self._total_bytes or room))
+            if before is not None and _flushed(before, sample):
+                history.flushes.append(Flush(sample.time_us, room - reserved))
         return True
 
     def observe_chunk(self, chunk: SampleChunk) -> None:
@@ -84,7 +87,7 @@ class Outlook:
 
     def forecast(self, now_us: int) -> Forecast:
         """What follows from all that was seen."""
-        if self._room_bytes is None or not self._total_bytes:
+        if self._history is None or self._room_bytes is None or not self._total_bytes:
             return Forecast(now_us, State.OK)
         facts = gather(self._history, self._total_bytes, self._room_bytes, now_us)
         if facts is None:

@@ -1,9 +1,9 @@
 """What keeps moving: live peaks, live troughs, the others' share of the device.
 
-A move counts where it is more than a thousandth or so of the device; a trend is several moves, the latest of them of late.
-Nothing here fits a line through noise: peaks are looked at by the records that they break. Peaks that vary but do not grow
-break fewer and fewer of them (in the second half of any stretch ln 2, about 0.7, however they are distributed); so four in
-the second half of a job's life, or in the last five minutes of a long one, come by chance in one of a hundred and fifty.
+A trend is several moves, the latest of them of late. Nothing here fits a line through noise: peaks are looked at by the records
+that they break. Peaks that vary but do not grow break fewer and fewer of them (in the second half of any stretch ln 2, about
+0.7, however they are distributed); so four in the second half of a job's life, or in the last stretch of a long one, come by
+chance about once in a hundred and fifty.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from allocscope.alerts.forecast.history import ROOM_EVERY_US, WINDOW_US, Window
+from allocscope.alerts.forecast.history import History, Room, Scale, Window
 
 MOVE = 0.001
 """A record counts where it goes beyond the last by so much of the device."""
 LOOKBACK_WINDOWS = 15
-"""Five minutes; less in a job's first ten, of which only the second half is looked at: what warms up grows, too."""
+"""So far back, but never into the first half of a job's life: what warms up grows, too."""
 RECORDS = 4
+SWINGS = 6
+"""With fewer steps than that, several windows may have broken records in one and the same step …"""
+FEW_SWINGS_RECORDS = 8
+"""… so that more of them are asked for; what climbs without steps, as a server's cache does, has them."""
 RECENT_WINDOWS = 5
 """The latest record must be of these, else it has stopped growing."""
 RISING_SHARE = 0.85
 """Of a leak's troughs so many lie higher than the one before; so do the counts of live blocks."""
-LEAK_WINDOWS = 5
 
 ROOM_MOVE = 0.002
-ROOM_LOOKBACK_US = 120_000_000
+"""A loss of room counts where it is more than this part of the device."""
+ROOM_LOSSES = 3
+"""The first may be another process's arrival."""
 ROOM_MOVES = 4
-"""The first may be another process's arrival; three more are growth."""
-ROOM_RECENT = 4
-"""Of the latest notes of the room at least one must have moved."""
+"""So many notes of the room with a loss, or with a stall after one because nothing was free: that is no stop."""
+ROOM_RECENT_US = 40_000_000
+"""The latest loss is no older, or no older than twice the time between losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,54 +46,68 @@ class Trend:
     moves: int
 
 
-def lookback(windows: Sequence[Window], started_us: int, now_us: int) -> list[Window]:
-    """The windows that trends are looked for in; the first is the one to compare the next with."""
-    age_windows = (now_us - started_us) // WINDOW_US
-    back = min(LOOKBACK_WINDOWS, int(age_windows // 2))
-    first = windows[-1].number - back if windows else 0
-    return [window for window in windows if window.number >= first]
-
-
-def growth(windows: Sequence[Window], total_bytes: int) -> Trend | None:
+def growth(history: History, total_bytes: int, now_us: int) -> Trend | None:
     """Peaks that go on breaking their record."""
-    if len(windows) <= RECORDS:
-        return None
+    found = (_growth(scale, _lately(scale, history.started_us, now_us), total_bytes) for scale in history.scales)
+    return next(filter(None, found), None)
+
+
+def leak(history: History, now_us: int) -> Trend | None:
+    """Troughs that rise and rise, with more and more live blocks: memory that nothing frees."""
+    found = (_leak(scale, _lately(scale, history.started_us, now_us)[:-1]) for scale in history.scales)
+    return next(filter(None, found), None)
+
+
+def _lately(scale: Scale, started_us: int, now_us: int) -> list[Window]:
+    """The windows that trends are looked for in; the first is the one to compare the next with."""
+    age = (now_us - started_us) // scale.window_us
+    first = now_us // scale.window_us - min(LOOKBACK_WINDOWS, age // 2)
+    return [window for window in scale.windows if window.number >= first]
+
+
+def _growth(scale: Scale, windows: Sequence[Window], total_bytes: int) -> Trend | None:
     moves = [later.record_bytes - earlier.record_bytes for earlier, later in pairwise(windows)]
     counted = _counted(moves, MOVE * total_bytes)
-    if counted < RECORDS or not _counted(moves[-RECENT_WINDOWS:], MOVE * total_bytes):
+    if counted < _enough(windows) or not _counted(moves[-RECENT_WINDOWS:], MOVE * total_bytes):
         return None
-    return Trend(sum(moves) / _elapsed_s(windows), counted)
+    return Trend(sum(moves) / _elapsed_s(scale, windows), counted)
 
 
-def leak(windows: Sequence[Window]) -> Trend | None:
-    """Troughs that rise and rise, with more and more live blocks: memory that nothing frees."""
-    whole = windows[:-1]  # the latest window's trough may be still to come
-    if len(whole) < LEAK_WINDOWS:
-        return None
-    rises = [later.trough_bytes - earlier.trough_bytes for earlier, later in pairwise(whole)]
-    more = [later.trough_count - earlier.trough_count for earlier, later in pairwise(whole)]
-    enough = RISING_SHARE * len(rises)
+def _leak(scale: Scale, windows: Sequence[Window]) -> Trend | None:
+    """Without the latest window: its trough may be still to come."""
+    rises = [later.trough_bytes - earlier.trough_bytes for earlier, later in pairwise(windows)]
+    more = [later.trough_count - earlier.trough_count for earlier, later in pairwise(windows)]
+    enough = max(_enough(windows), RISING_SHARE * len(rises))
     if _counted(rises, 0) < enough or _counted(more, 0) < enough:
         return None
-    return Trend(sum(rises) / _elapsed_s(whole), len(rises))
+    return Trend(sum(rises) / _elapsed_s(scale, windows), len(rises))
 
 
-def pressure(rooms: Iterable[tuple[int, int]], now_us: int, total_bytes: int) -> Trend | None:
+def _enough(windows: Sequence[Window]) -> int:
+    return RECORDS if sum(window.swings for window in windows) >= SWINGS else FEW_SWINGS_RECORDS
+
+
+def pressure(rooms: Iterable[Room], now_us: int, total_bytes: int) -> Trend | None:
     """Others that take more and more of the device."""
-    lately = [room for time_us, room in rooms if now_us - time_us <= ROOM_LOOKBACK_US]
-    losses = [earlier - later for earlier, later in pairwise(lately)]
-    moves = sorted(loss for loss in losses if loss > ROOM_MOVE * total_bytes)
-    if len(moves) < ROOM_MOVES or not _counted(losses[-ROOM_RECENT:], ROOM_MOVE * total_bytes):
+    least = ROOM_MOVE * total_bytes
+    notes = list(pairwise(rooms))
+    losses = [(later, earlier.bytes - later.bytes) for earlier, later in notes if earlier.bytes - later.bytes > least]
+    if len(losses) < ROOM_LOSSES:
         return None
-    gains = -sum(loss for loss in losses if loss < 0)
-    if 2 * gains > sum(moves):  # to and fro
+    first_us, last_us, lost = losses[0][0].time_us, losses[-1][0].time_us, sum(loss for _, loss in losses)
+    gained = sum(max(later.bytes - earlier.bytes, 0) for earlier, later in notes if later.time_us > first_us)
+    stalls = sum(later.used_up for earlier, later in notes if later.time_us > first_us and later.bytes == earlier.bytes)
+    if len(losses) + stalls < ROOM_MOVES or 2 * gained > lost:  # to and fro
         return None
-    return Trend(sum(moves[:-1]) / (len(moves) - 1) / (ROOM_EVERY_US / 1e6), len(moves))
+    gap_us = (last_us - first_us) // (len(losses) - 1)
+    if now_us - last_us > max(ROOM_RECENT_US, 2 * gap_us):
+        return None
+    return Trend((lost - max(loss for _, loss in losses)) / ((last_us - first_us) / 1e6), len(losses))
 
 
 def _counted(moves: Iterable[int], more_than: float) -> int:
     return sum(move > more_than for move in moves)
 
 
-def _elapsed_s(windows: Sequence[Window]) -> float:
-    return (windows[-1].number - windows[0].number) * WINDOW_US / 1e6
+def _elapsed_s(scale: Scale, windows: Sequence[Window]) -> float:
+    return (windows[-1].number - windows[0].number) * scale.window_us / 1e6
