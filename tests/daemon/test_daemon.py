@@ -225,7 +225,7 @@ def test_what_the_collector_rejects_is_counted(tmp_path, collector):
 def test_a_second_daemon_of_one_name_is_told_and_does_not_hammer(tmp_path, collector):
     collector.refusal = (grpc.StatusCode.ALREADY_EXISTS, "node node-1 is another daemon's")
     with DaemonProcess(tmp_path, collector.address) as daemon:
-        line = daemon.wait_log("no collector")
+        line = daemon.wait_log("nothing goes to the collector")
         assert (line["level"], line["why"]) == ("error", "ALREADY_EXISTS: node node-1 is another daemon's")
         probe = FakeProbe(daemon.socket, process())
         for sequence in range(1, 6):

@@ -37,6 +37,7 @@ class InProcess:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run(settings, nvml)))
         self._thread.start()
         assert self._ready.wait(WAIT_S)
+        collector.wait_for(lambda fake: bool(fake.hellos))  # the last thing it starts
 
     async def _run(self, settings: DaemonSettings, nvml: FakeNvml) -> None:
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -22,6 +22,7 @@ import structlog
 
 from allocscope.daemon.config import DaemonSettings, default_socket, default_spool
 from allocscope.daemon.devices import Devices
+from allocscope.daemon.errors import SocketError
 from allocscope.daemon.exposition import MetricsServer, NodeCollector, NodeView
 from allocscope.daemon.intake import ClosedBatch, Intake
 from allocscope.daemon.node import Node
@@ -105,7 +106,12 @@ class Daemon:
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set."""
         server = new_server(self._service)
-        bind(server, self._socket)
+        try:
+            bind(server, self._socket)
+        except SocketError:
+            await self._disk.close()
+            self._metrics.close()
+            raise
         await server.start()
         self._metrics.start()
         if self._watch:
@@ -184,10 +190,10 @@ class Daemon:
         if self._intake.is_empty and now_s - self._last_closed_s < HEARTBEAT_S:
             return
         self._last_closed_s = now_s
-        closed = self._intake.close(self._next_sequence, _wall_us())
-        self._next_sequence += 1
-        spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
-        self._unwritten.append((spooled, closed))
+        for closed in self._intake.close(self._next_sequence, _wall_us()):
+            self._next_sequence = closed.batch.sequence + 1
+            spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
+            self._unwritten.append((spooled, closed))
         while len(self._unwritten) > 1 and sum(len(s.payload) for s, _ in self._unwritten) > UNWRITTEN_BYTES:
             lost, given_up = self._unwritten.popleft()
             self._intake.inherit(given_up)

@@ -1,8 +1,9 @@
-"""The open batch: gathers what comes in until it is closed, and who is owed an acknowledgement for it."""
+"""Gathers what comes in into batches, and remembers who is owed an acknowledgement for what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from allocscope.daemon.spool import Counts
@@ -12,6 +13,9 @@ from allocscope.proto.v1 import block_map_pb2, collector_service_pb2, event_pb2,
 
 LARGEST_BATCH_BYTES = 1 << 20
 """A batch is closed early at this size; with one message on top (2 MiB) it is far below gRPC's limit of 4 MiB."""
+
+MOST_FULL_BATCHES = 8
+"""That wait to be written before the jobs must."""
 
 
 class Owed(Protocol):
@@ -24,7 +28,7 @@ class Owed(Protocol):
 class ClosedBatch:
     """A batch, and whom to tell once it is on disk."""
 
-    def __init__(self, batch: collector_service_pb2.Batch, counts: Counts, owed: dict[Owed, int]) -> None:
+    def __init__(self, batch: collector_service_pb2.Batch, counts: Counts, owed: Mapping[Owed, int]) -> None:
         self.batch, self.counts, self.owed = batch, counts, owed
 
     def acknowledge(self) -> None:
@@ -33,52 +37,76 @@ class ClosedBatch:
             stream.acknowledge(sequence)
 
 
+class _OpenBatch:
+    """A batch that is still being filled."""
+
+    def __init__(self) -> None:
+        self.batch = collector_service_pb2.Batch()
+        self.bytes = self.samples = 0
+        self.processes: dict[str, identity_pb2.Process] = {}
+        self.owed: dict[Owed, int] = {}
+        self._last_chunks: dict[tuple[str, str], tuple[sample_pb2.SampleChunk, frozenset[str]]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.owed and not self.processes and not self.batch.ByteSize()
+
+    def add_chunk(self, chunk: sample_pb2.SampleChunk) -> None:
+        """Joined to the allocator's last ones where the same figures are known, so that columns are long."""
+        allocator = (chunk.allocator.process_id, chunk.allocator.device_uuid)
+        known = frozenset(field.name for field, _ in chunk.ListFields())
+        last, last_known = self._last_chunks.get(allocator, (None, None))
+        if last is not None and known == last_known and last.sequence[-1] < chunk.sequence[0]:
+            last.MergeFrom(chunk)
+        else:
+            self.batch.samples.append(chunk)
+            self._last_chunks[allocator] = (self.batch.samples[-1], known)
+        self.samples += len(chunk.sequence)
+
+    def add_process(self, process: identity_pb2.Process) -> None:
+        if process.process_id not in self.processes:
+            self.bytes += process.ByteSize()
+        self.processes[process.process_id] = process
+
+    def close(self, sequence: int, closed_us: int) -> ClosedBatch:
+        batch = self.batch
+        batch.sequence, batch.closed_us = sequence, closed_us
+        batch.processes.extend(self.processes.values())
+        return ClosedBatch(batch, Counts(self.samples, len(batch.block_maps), len(batch.events)), self.owed)
+
+
 class Intake:
-    """Gathers one batch after the other."""
+    """Gathers batches; none is larger than LARGEST_BATCH_BYTES and one message."""
 
     def __init__(self, on_full: Callable[[], None]) -> None:
         self._on_full = on_full
-        self._reset()
-
-    def _reset(self) -> None:
-        self._batch = collector_service_pb2.Batch()
-        self._bytes = 0
-        self._samples = 0
-        self._processes: dict[str, identity_pb2.Process] = {}
-        self._owed: dict[Owed, int] = {}
-        self._last_chunk: dict[str, tuple[sample_pb2.SampleChunk, frozenset[str]]] = {}
+        self._open = _OpenBatch()
+        self._full: list[_OpenBatch] = []
+        self._room = asyncio.Event()
+        self._room.set()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write and nobody to tell."""
-        return not self._owed and not self._batch.ByteSize()
+        return not self._full and self._open.is_empty
+
+    async def wait_for_room(self) -> None:
+        """Until there is: whoever sends faster than the disk takes it must wait."""
+        await self._room.wait()
 
     def add_chunk(self, process: identity_pb2.Process, chunk: sample_pb2.SampleChunk) -> None:
-        """Samples; joined to the allocator's last ones where the same figures are known."""
-        known = frozenset(field.name for field, _ in chunk.ListFields())
-        device = chunk.allocator.device_uuid
-        last = self._last_chunk.get(process.process_id)
-        if (
-            last
-            and last[1] == known
-            and last[0].allocator.device_uuid == device
-            and last[0].sequence[-1] < chunk.sequence[0]
-        ):
-            last[0].MergeFrom(chunk)
-        else:
-            self._batch.samples.append(chunk)
-            self._last_chunk[process.process_id] = (self._batch.samples[-1], known)
-        self._samples += len(chunk.sequence)
+        """Samples."""
+        self._open.add_chunk(chunk)
         self._took(process, chunk.ByteSize())
 
     def add_block_map(self, process: identity_pb2.Process, block_map: block_map_pb2.BlockMap) -> None:
         """A block map."""
-        self._batch.block_maps.append(block_map)
+        self._open.batch.block_maps.append(block_map)
         self._took(process, block_map.ByteSize())
 
     def add_event(self, process: identity_pb2.Process, event: event_pb2.Event) -> None:
         """An event."""
-        self._batch.events.append(event)
+        self._open.batch.events.append(event)
         self._took(process, event.ByteSize())
 
     def add_process(self, process: identity_pb2.Process) -> None:
@@ -87,32 +115,33 @@ class Intake:
 
     def add_readings(self, readings: Iterable[DeviceReading], processes: Iterable[identity_pb2.Process]) -> None:
         """The node's devices, and every process that their bills name."""
-        self._batch.devices.extend(map(reading_to_wire, readings))
+        self._open.batch.devices.extend(map(reading_to_wire, readings))
         for process in processes:
-            self._processes[process.process_id] = process
+            self._open.add_process(process)
 
     def owe(self, stream: Owed, sequence: int) -> None:
         """`stream` is to be told when everything up to here is on disk, or refused."""
-        self._owed[stream] = max(self._owed.get(stream, 0), sequence)
+        owed = self._open.owed
+        owed[stream] = max(owed.get(stream, 0), sequence)
 
     def inherit(self, lost: ClosedBatch) -> None:
         """A batch was given up before it was on disk: nobody need wait for it, once the next one is."""
         for stream, sequence in lost.owed.items():
             self.owe(stream, sequence)
 
-    def close(self, sequence: int, closed_us: int) -> ClosedBatch:
-        """The batch so far, numbered; the next one is open."""
-        batch = self._batch
-        batch.sequence, batch.closed_us = sequence, closed_us
-        batch.processes.extend(self._processes.values())
-        closed = ClosedBatch(batch, Counts(self._samples, len(batch.block_maps), len(batch.events)), self._owed)
-        self._reset()
-        return closed
+    def close(self, sequence: int, closed_us: int) -> list[ClosedBatch]:
+        """Everything so far, numbered from `sequence` on."""
+        batches = [*self._full, self._open]
+        self._full, self._open = [], _OpenBatch()
+        self._room.set()
+        return [batch.close(sequence + i, closed_us) for i, batch in enumerate(batches)]
 
     def _took(self, process: identity_pb2.Process, size: int) -> None:
-        if process.process_id not in self._processes:
-            self._bytes += process.ByteSize()
-        self._processes[process.process_id] = process
-        self._bytes += size
-        if self._bytes >= LARGEST_BATCH_BYTES:
+        self._open.add_process(process)
+        self._open.bytes += size
+        if self._open.bytes >= LARGEST_BATCH_BYTES:
+            self._full.append(self._open)
+            self._open = _OpenBatch()
             self._on_full()
+            if len(self._full) >= MOST_FULL_BATCHES:
+                self._room.clear()

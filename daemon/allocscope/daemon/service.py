@@ -131,6 +131,7 @@ class ProbeService(ProbeServiceServicer):
         try:
             async for request in requests:
                 self._take(stream, request)
+                await self._intake.wait_for_room()
         except Exception as error:  # noqa: BLE001 (of what cannot be read, gRPC raises what it likes)
             log.warning("a stream broke", error=repr(error))
             return False

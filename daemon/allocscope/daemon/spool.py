@@ -5,7 +5,7 @@
     N.spool         frames of consecutive batches from number N on: header, payload; header: length and CRC-32 of the rest
 
 A batch counts only once it is fsync'd whole. What a crash left of an unfinished frame is cut off at the next start.
-Not thread-safe: one thread writes, reads and acknowledges.
+One thread writes, reads and acknowledges; another may ask how much there is.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import uuid
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -116,15 +117,13 @@ class Spool:
     @property
     def bytes(self) -> int:
         """On disk, the little that is acknowledged but not yet worth deleting included."""
-        return sum(segment.size for segment in self._segments)
+        return sum(segment.size for segment in list(self._segments))
 
     @property
     def batches(self) -> int:
         """Not acknowledged, count."""
-        held = sum(len(segment.offsets) for segment in self._segments)
-        if self._segments:
-            held -= min(max(self._acknowledged - self._segments[0].first + 1, 0), len(self._segments[0].offsets))
-        return held
+        first = self._acknowledged + 1
+        return sum(max(segment.last + 1 - max(segment.first, first), 0) for segment in list(self._segments))
 
     def after(self, sequence: int) -> SpooledBatch | None:
         """The first batch that is held with a number above `sequence`."""
@@ -159,25 +158,27 @@ class Spool:
         """The collector has every batch up to this number."""
         self._acknowledged = max(self._acknowledged, through)
         self._next = max(self._next, through + 1)  # it knows more than this folder does, which was put back from a copy
-        done = [segment for segment in self._segments if segment.last <= self._acknowledged and self._is_large(segment)]
-        if done:
-            self._write_state()  # first, so that no number is used twice
-            for segment in done:
+        with suppress(OSError):  # what stays is sent again after a restart, and known to the collector
+            for segment in self._done():
+                if segment is self._segments[-1]:
+                    self._write_state()  # first: nothing else tells then which numbers were used
                 self._remove(segment)
 
     def close(self) -> None:
         """Let go of the folder."""
-        try:
+        with suppress(OSError):  # it only saves sending again
             self._write_state()
-        finally:
-            self._close_file()
-            self._lock.close()
+        self._close_file()
+        self._lock.close()
 
     # segments
 
-    def _is_large(self, segment: _Segment) -> bool:
-        """Whether a segment is worth a new file: else each batch would make and delete one."""
-        return segment is not self._segments[-1] or segment.size * 16 >= self._segment_bytes
+    def _done(self) -> list[_Segment]:
+        """Segments that are wholly acknowledged; the newest only once it is worth a new file, else each batch would make one."""
+        done = [segment for segment in self._segments if segment.last <= self._acknowledged]
+        if done and done[-1] is self._segments[-1] and done[-1].size * 16 < self._segment_bytes:
+            done.pop()
+        return done
 
     def _append(self, batch: SpooledBatch) -> None:
         segment = self._segments[-1] if self._segments and self._file else None

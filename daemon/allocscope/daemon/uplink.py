@@ -127,13 +127,21 @@ class CollectorUplink:
         last = self.acknowledged
         while True:
             self._news.clear()
-            batch = await self._source.after(last) if len(self._on_way) < WINDOW else None
+            batch = await self._next(last) if len(self._on_way) < WINDOW else None
             if batch is None:
                 await self._news.wait()
                 continue
             last = batch.sequence
             self._on_way[last] = time.monotonic()
             yield IngestRequest(sent_us=_wall_us(), batch=Batch.FromString(batch.payload))
+
+    async def _next(self, last: int) -> SpooledBatch | None:
+        """None also where the disk does not give it: it is asked again with the next batch."""
+        try:
+            return await self._source.after(last)
+        except OSError as error:
+            self._tell(f"the spool cannot be read: {error}")
+            return None
 
     async def _receive(self, response: IngestResponse) -> None:
         for rejection in response.rejections:
@@ -162,7 +170,7 @@ class CollectorUplink:
         self._observed.uplink.failed()
         if problem != self._last_problem:
             self._last_problem = problem
-            (log.error if refused else log.warning)("no collector", address=self._address, why=problem)
+            (log.error if refused else log.warning)("nothing goes to the collector", address=self._address, why=problem)
 
 
 def _wall_us() -> int:

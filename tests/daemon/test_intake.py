@@ -1,0 +1,93 @@
+"""Batches: whole in themselves, small enough for gRPC, and each tells whom to acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+
+from allocscope.daemon.intake import LARGEST_BATCH_BYTES, Intake
+from allocscope.daemon.spool import Counts
+from allocscope.model import AllocatorRef, Device, Process, Sample
+from allocscope.model.sample import chunks
+from allocscope.model.wire import chunk_to_wire, process_to_wire
+from allocscope.proto.v1.sample_pb2 import SampleChunk
+
+A = process_to_wire(Process("a" * 32, "train", 7, "host", 1, devices=(Device("GPU-1", 0), Device("GPU-2", 1))))
+B = process_to_wire(Process("b" * 32, "serve", 8, "host", 1))
+
+
+class Waiting:
+    """Somebody who waits for an acknowledgement."""
+
+    def __init__(self) -> None:
+        self.acknowledged = 0
+
+    def acknowledge(self, sequence: int) -> None:
+        self.acknowledged = sequence
+
+
+def chunk(*sequences: int, device: str = "GPU-1", **columns: int) -> SampleChunk:
+    samples = [Sample(sequence, sequence * 10, **columns) for sequence in sequences]
+    (made,) = chunks(AllocatorRef("a" * 32, device), samples)
+    return chunk_to_wire(made)
+
+
+def test_samples_of_an_allocator_are_joined_while_the_same_figures_are_known():
+    intake = Intake(lambda: None)
+    intake.add_chunk(A, chunk(1, 3, reserved_bytes=5))
+    intake.add_chunk(A, chunk(2, device="GPU-2", reserved_bytes=7))
+    intake.add_chunk(A, chunk(4, reserved_bytes=6))
+    intake.add_chunk(A, chunk(5, reserved_bytes=6, num_ooms=0))
+    (closed,) = intake.close(9, 99)
+    assert [
+        (c.allocator.device_uuid, list(c.sequence), list(c.time_us), list(c.reserved_bytes))
+        for c in closed.batch.samples
+    ] == [
+        ("GPU-1", [1, 3, 4], [10, 30, 40], [5, 5, 6]),
+        ("GPU-2", [2], [20], [7]),
+        ("GPU-1", [5], [50], [6]),
+    ]
+    assert (closed.batch.sequence, closed.batch.closed_us, closed.counts) == (9, 99, Counts(samples=5))
+    assert list(closed.batch.processes) == [A]
+
+
+def test_what_is_acknowledged_is_what_was_in_the_batch():
+    intake, a, b = Intake(lambda: None), Waiting(), Waiting()
+    intake.owe(a, 5)
+    intake.owe(a, 3)
+    (first,) = intake.close(1, 1)
+    intake.owe(b, 7)
+    first.acknowledge()
+    assert (a.acknowledged, b.acknowledged) == (5, 0)
+    assert not intake.is_empty
+    (second,) = intake.close(2, 1)
+    second.acknowledge()
+    assert (a.acknowledged, b.acknowledged, intake.is_empty) == (5, 7, True)
+
+
+def test_a_flood_between_two_rounds_becomes_batches_of_bounded_size_each_whole_in_itself():
+    called = []
+    intake = Intake(lambda: called.append(1))
+    for first in range(1, 80_001, 1000):
+        intake.add_chunk(A, chunk(*range(first, first + 1000), reserved_bytes=2**62, allocated_bytes=2**62))
+    intake.add_process(B)
+    batches = intake.close(5, 1)
+    sizes = [closed.batch.ByteSize() for closed in batches]
+    assert len(batches) == len(called) + 1 > 1
+    assert max(sizes) < LARGEST_BATCH_BYTES + (1 << 16)
+    assert [closed.batch.sequence for closed in batches] == list(range(5, 5 + len(batches)))
+    assert all(A in closed.batch.processes for closed in batches)
+    assert [s for closed in batches for c in closed.batch.samples for s in c.sequence] == list(range(1, 80_001))
+
+
+async def test_who_sends_faster_than_the_disk_takes_it_waits():
+    intake = Intake(lambda: None)
+    flood = chunk(*range(1, 60_001), reserved_bytes=2**62, allocated_bytes=2**62)
+    assert flood.ByteSize() > LARGEST_BATCH_BYTES
+    for _ in range(8):
+        await asyncio.wait_for(intake.wait_for_room(), 1)
+        intake.add_chunk(A, flood)
+    waiting = asyncio.create_task(intake.wait_for_room())
+    await asyncio.wait([waiting], timeout=0.01)
+    assert not waiting.done()
+    intake.close(1, 1)
+    await asyncio.wait_for(waiting, 1)
