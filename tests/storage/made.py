@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from allocscope.model import (
     COLUMNS,
     AllocatorRef,
@@ -36,7 +38,7 @@ def ref(process_id: str = "p1", uuid: str = UUID) -> AllocatorRef:
     return AllocatorRef(process_id, uuid)
 
 
-def chunk(*numbers: int, process_id="p1", uuid=UUID, times=None, **columns) -> SampleChunk:
+def chunk(*numbers: int, process_id: Any = "p1", uuid: Any = UUID, times: Any = None, **columns) -> SampleChunk:
     """Samples with these numbers, taken at number × 10 where nothing else is said, that know allocated_bytes = number × 100 or these columns."""
     known = columns or {"allocated_bytes": tuple(n * 100 for n in numbers)}
     return SampleChunk(ref(process_id, uuid), numbers, times or tuple(n * 10 for n in numbers), known)

@@ -301,7 +301,8 @@ class TestWhoIsWho:
         assert repository.job("old") is None
 
     def test_a_process_stopped_when_it_said_so(self, repository):
-        repository.store([batch(1, chunk(1), events=(OOM, Event("p1", 9, 95, EventKind.STOPPED)))])
+        later = Event("p1", 10, 99, EventKind.DROPPED, dropped_count=1)
+        repository.store([batch(1, chunk(1), events=(OOM, Event("p1", 9, 95, EventKind.STOPPED), later))])
         assert repository.process("p1").stopped_us == 95
 
     def test_allocators_are_found_by_job_process_and_when_they_were_heard(self, repository):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import Select, Table, func, select
 
@@ -10,10 +10,12 @@ from allocscope.model import COLUMNS, Line
 from allocscope.storage import schema
 from allocscope.storage.errors import UnknownMetric
 
+Query: TypeAlias = "Select[*tuple[Any, ...]]"
+
 _allocators, _processes, _events = schema.allocators.c, schema.processes.c, schema.events.c
 
 
-def processes() -> Select[Any]:
+def processes() -> Query:
     """Processes, each with when it said that it stops."""
     stopped = (
         select(func.max(_events.time_us))
@@ -23,7 +25,7 @@ def processes() -> Select[Any]:
     return select(schema.processes, stopped.label("stopped_us"))
 
 
-def jobs() -> Select[Any]:
+def jobs() -> Query:
     """Jobs with what their processes add up to; the sums are of the jobs of a page, not of all."""
     of_it = select(func.count(), func.max(_processes.last_received_us)).where(_processes.job == schema.jobs.c.job)
     any_left = select(1).where(_processes.job == schema.jobs.c.job).exists()  # a process may have changed its mind
@@ -32,18 +34,18 @@ def jobs() -> Select[Any]:
     return select(*columns).where(any_left)
 
 
-def nodes_of_jobs(jobs: list[str]) -> Select[Any]:
+def nodes_of_jobs(jobs: list[str]) -> Query:
     """(job, node), by name."""
     query = select(_processes.job, _processes.node).distinct().where(_processes.job.in_(jobs))
     return query.order_by(_processes.job, _processes.node)
 
 
-def allocators() -> Select[Any]:
+def allocators() -> Query:
     """Allocators of described processes."""
     return select(schema.allocators).join(schema.processes, _processes.process_id == _allocators.process_id)
 
 
-def forecasts(table: Table) -> Select[Any]:
+def forecasts(table: Table) -> Query:
     """Forecasts or their changes, each with its allocator's names."""
     return select(table, _allocators.process_id, _allocators.device_uuid).join(
         schema.allocators, _allocators.allocator_id == table.c.allocator_id
@@ -52,7 +54,7 @@ def forecasts(table: Table) -> Select[Any]:
 
 def measured(
     table: Table, allocator_id: int, *, from_us: int | None, to_us: int | None, after_sequence: int, limit: int
-) -> Select[Any]:
+) -> Query:
     """Samples or block maps of an allocator, by number."""
     columns = table.c
     query = select(table).where(columns.allocator_id == allocator_id)
@@ -78,7 +80,7 @@ def figures(metric: str | Line) -> tuple[Table, str, str]:
     return schema.samples, metric, "sequence"
 
 
-def series(metric: str | Line, allocator_id: int, *, from_us: int, to_us: int, step_us: int) -> Select[Any]:
+def series(metric: str | Line, allocator_id: int, *, from_us: int, to_us: int, step_us: int) -> Query:
     """Rows of (bucket, count, minimum, maximum, mean, last)."""
     table, column, numbered = figures(metric)
     columns, value = table.c, table.c[column]
@@ -105,7 +107,7 @@ def series(metric: str | Line, allocator_id: int, *, from_us: int, to_us: int, s
     )
 
 
-def counts() -> Select[Any]:
+def counts() -> Query:
     """One row: a count for each field of `Counts`."""
     tables = {
         "nodes": schema.nodes,

@@ -92,9 +92,11 @@ class Repository(Protocol):
 
     def store(self, batches: Sequence[NodeBatch]) -> Stored:
         """Keep all of these in one transaction. A daemon's batches are given in the order of their numbers."""
+        ...
 
     def acknowledged(self, node: str, daemon_id: str) -> int:
         """The highest number of a stored batch of that daemon; 0: none yet."""
+        ...
 
     def register_node(
         self,
@@ -107,31 +109,39 @@ class Repository(Protocol):
         silent_before_us: int,
     ) -> None:
         """A daemon said hello. Another daemon of that node name that was heard since `silent_before_us` keeps it: NodeNameTaken."""
+        ...
 
     # who is who
 
     def nodes(self, *, cursor: str | None = None, limit: int = 100) -> Page[NodeRecord]:
         """All nodes, by name."""
+        ...
 
     def devices(self, *, node: str | None = None, cursor: str | None = None, limit: int = 100) -> Page[ReadingRecord]:
         """All devices, or a node's, in the order in which they were first read: each with its latest reading."""
+        ...
 
     def device(self, device_uuid: str) -> ReadingRecord | None:
         """One device with its latest reading."""
+        ...
 
     def jobs(self, *, cursor: str | None = None, limit: int = 100) -> Page[JobRecord]:
         """All jobs, the one that came last first."""
+        ...
 
     def job(self, job: str) -> JobRecord | None:
         """One job, by its id, which is its name."""
+        ...
 
     def processes(
         self, *, job: str | None = None, node: str | None = None, cursor: str | None = None, limit: int = 100
     ) -> Page[ProcessRecord]:
         """All processes, or those of a job, a node, the one that came last first."""
+        ...
 
     def process(self, process_id: str) -> ProcessRecord | None:
         """One process."""
+        ...
 
     def allocators(
         self,
@@ -143,6 +153,7 @@ class Repository(Protocol):
         limit: int = 100,
     ) -> Page[AllocatorRef]:
         """Allocators of described processes, the one that came last first; `received_since_us`: of processes heard since then."""
+        ...
 
     # what was measured
 
@@ -159,6 +170,7 @@ class Repository(Protocol):
 
         One chunk for each run of samples that know the same figures. To read on, pass the last sequence.
         """
+        ...
 
     def series(
         self, allocator: AllocatorRef, metric: str | Line, *, from_us: int, to_us: int, step_us: int
@@ -169,6 +181,7 @@ class Repository(Protocol):
         (other_processes, driver, free) are those of AllocatorRef("", device_uuid). A bucket holds what has
         bucket ≤ time_us < bucket + step_us of from_us ≤ time_us < to_us. UnknownMetric: there is no such column.
         """
+        ...
 
     def block_maps(
         self,
@@ -180,9 +193,11 @@ class Repository(Protocol):
         limit: int = 100,
     ) -> tuple[BlockMap, ...]:
         """Block maps, as `samples`."""
+        ...
 
     def latest_block_map(self, allocator: AllocatorRef) -> BlockMap | None:
         """The one that is numbered last."""
+        ...
 
     def events(
         self,
@@ -194,11 +209,13 @@ class Repository(Protocol):
         limit: int = 100,
     ) -> Page[EventRecord]:
         """Events, the one that came last first."""
+        ...
 
     # what was judged
 
     def save_forecasts(self, forecasts: Sequence[tuple[AllocatorRef, Forecast]], *, made_us: int) -> None:
         """Each becomes its allocator's latest, and is kept for long where its state or cause is another than the latest one's."""
+        ...
 
     def forecasts(
         self,
@@ -210,14 +227,17 @@ class Repository(Protocol):
         limit: int = 100,
     ) -> Page[ForecastRecord]:
         """The latest forecast of each allocator, the allocator that came last first."""
+        ...
 
     def forecast_changes(
         self, allocator: AllocatorRef, *, cursor: str | None = None, limit: int = 100
     ) -> Page[ForecastRecord]:
         """The forecasts by which an allocator's state or cause changed, its first one included, the latest first."""
+        ...
 
     def save_alerts(self, alerts: Sequence[AlertRecord]) -> None:
         """Each replaces the alert of its id, unless that one is of a later `updated_us`."""
+        ...
 
     def alerts(
         self,
@@ -229,14 +249,18 @@ class Repository(Protocol):
         limit: int = 100,
     ) -> Page[AlertRecord]:
         """Alerts, the one that came last first; `standing`: pending or firing ones (True), resolved ones (False)."""
+        ...
 
     # the storage itself
 
     def counts(self) -> Counts:
         """How many of each are kept; reads through the tables."""
+        ...
 
     def prune(self, *, before_us: int) -> Pruned:
         """Take away samples, block maps and bills received before then; everything else stays. In small transactions."""
+        ...
 
     def close(self) -> None:
         """Give everything back; no method may be called after it. A second call does nothing."""
+        ...

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, Engine, Select, delete, make_url, select
+from sqlalchemy import Column, Connection, Engine, delete, make_url, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.schema import Table
@@ -374,14 +374,14 @@ class SqlRepository:
         known = self._memory.ids.get(allocator)
         return ingest.id_of(connection, allocator) if known is None else known
 
-    def _one(self, query: Select[Any], read: Callable[[Any], Item]) -> Item | None:
+    def _one(self, query: queries.Query, read: Callable[[Any], Item]) -> Item | None:
         with self._reading() as connection:
             row = connection.execute(query).mappings().one_or_none()
         return None if row is None else read(row)
 
     def _page(
         self,
-        query: Select[Any],
+        query: queries.Query,
         number: Column[Any],
         read: Callable[[Any], Item],
         cursor: str | None,
@@ -395,7 +395,7 @@ class SqlRepository:
 
 def _page(
     connection: Connection,
-    query: Select[Any],
+    query: queries.Query,
     number: Column[Any],
     read: Callable[[Any], Item],
     cursor: str | None,
