@@ -11,8 +11,9 @@ SINCE_2_0 = ("num_alloc_retries", "num_ooms")
 SINCE_2_3 = ("num_sync_all_streams", "num_device_alloc", "num_device_free")
 
 
-def stats(version: tuple[int, int] = (2, 14), **figures: int) -> dict:
-    """Nested statistics of that version; `allocated_bytes=5` is its current figure, a scalar counter's its value."""
+def stats(version: tuple[int, int] = (2, 14), figures: dict[str, int] | None = None) -> dict:
+    """Nested statistics of that version; `allocated_bytes` is its current figure, a scalar counter its value."""
+    figures = figures or {}
     nested: dict = {}
     for family in FAMILIES:
         now = figures.get(family, 0)
@@ -49,7 +50,7 @@ class FakeTorch:
         torch = SimpleNamespace(__version__=".".join(map(str, self.version)) + ".0")
         binding = SimpleNamespace(_cuda_memoryStats=self._stats)
         binding._cuda_getAllocatorBackend = lambda: self._called("backend", self.backend)
-        binding._cuda_attach_out_of_memory_observer = lambda f: self._called("observer", self.observers.append(f))
+        binding._cuda_attach_out_of_memory_observer = self._attach
         if self.version >= (2, 10):
             binding._accelerator_getAllocatorSettings = lambda: self._called("conf", self.conf)
         cuda = SimpleNamespace(
@@ -76,7 +77,11 @@ class FakeTorch:
         return answer
 
     def _stats(self, index):
-        return self._called(f"stats({index})", stats(self.version, **self.figures[index]))
+        return self._called(f"stats({index})", stats(self.version, self.figures[index]))
+
+    def _attach(self, observer):
+        self._called("observer", None)
+        self.observers.append(observer)
 
     def _snapshot(self):
         return self._called("snapshot", self.segments)

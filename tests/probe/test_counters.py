@@ -28,7 +28,7 @@ def known(sample: Sample) -> set[str]:
 
 
 def test_every_figure_has_its_place():
-    assert sample_of(stats(**FIGURES), 9, 1000, **KNOWN) == WHOLE
+    assert sample_of(stats(figures=FIGURES), 9, 1000, **KNOWN) == WHOLE
 
 
 @pytest.mark.parametrize(
@@ -44,14 +44,15 @@ def test_every_figure_has_its_place():
     ],
 )
 def test_a_version_that_does_not_tell_leaves_it_unknown(version, missing):
-    sample = sample_of(stats(version, **FIGURES), 9, 1000, **KNOWN)
+    sample = sample_of(stats(version, FIGURES), 9, 1000, **KNOWN)
     assert set(COLUMNS) - known(sample) == missing | {"process_used_bytes"}
     assert all(getattr(sample, name) == getattr(WHOLE, name) for name in known(sample))
 
 
 @pytest.mark.parametrize("family", ["allocated_bytes", "requested_bytes", "segment"])
 def test_a_family_without_its_figures_is_unknown_and_the_rest_is_not(family):
-    nested = stats(**FIGURES)
+    nested = stats(figures=FIGURES)
+    broken: object
     for broken in ({}, None, 5, {"all": None}, {"all": {}}):
         nested[family] = broken
         sample = sample_of(nested, 9, 1000, **KNOWN)
@@ -60,7 +61,7 @@ def test_a_family_without_its_figures_is_unknown_and_the_rest_is_not(family):
 
 
 def test_private_pools_are_summed():
-    nested = stats(**FIGURES)
+    nested = stats(figures=FIGURES)
     nested["reserved_bytes_by_private_pools"] = {(0, 1): {"all": {"current": 7}}, (3, 0): {"all": {"current": 8}}}
     assert sample_of(nested, 1, 1).private_pools_reserved_bytes == 15
     nested["reserved_bytes_by_private_pools"] = {(0, 1): {}}
@@ -83,7 +84,7 @@ def test_what_the_driver_did_not_tell_is_unknown():
     ids=["it once held something", "it holds something", "it never did"],
 )
 def test_a_device_is_in_use_from_its_first_allocation_on(figures, used):
-    assert is_used(stats(**figures)) is used
+    assert is_used(stats(figures=figures)) is used
 
 
 def test_without_figures_a_device_is_not_in_use():

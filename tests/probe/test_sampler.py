@@ -55,7 +55,8 @@ class Time:
     """Moves only when it is told to, or when a call of torch's is said to cost some."""
 
     def __init__(self) -> None:
-        self.now_s, self.costs, self.chance = 100.0, {}, 0.5
+        self.now_s, self.chance = 100.0, 0.5
+        self.costs: dict[str, float] = {}
 
     def clock(self) -> Clock:
         return Clock(wall_us=lambda: int(self.now_s * 1e6), seconds=lambda: self.now_s, chance=lambda: self.chance)

@@ -120,7 +120,7 @@ def test_what_was_acknowledged_is_not_sent_again(path, uplink):
     uplink.start()
     with Receiver(path) as first:
         sample(uplink)
-        first.wait_for(lambda: first.numbers())
+        first.wait_for(first.numbers)
         wait_until_empty(uplink)
     with Receiver(path) as second:
         sample(uplink)
@@ -256,7 +256,7 @@ def test_what_was_lost_is_told_at_the_end_too(path):
         sample(uplink)
     with Receiver(path) as receiver:
         uplink.start()
-        receiver.wait_for(lambda: receiver.numbers())
+        receiver.wait_for(receiver.numbers)
         wait_until_empty(uplink)
         assert uplink.close(LONG_S) == 0
     assert [(e.kind, e.dropped_count) for e in receiver.events()] == [(EventKind.DROPPED, 3)]
@@ -378,7 +378,7 @@ def test_a_job_without_protobuf_goes_on_and_it_is_said_once(path, uplink, monkey
 
 
 def test_grpc_is_not_imported_while_there_is_no_socket(path, uplink, monkeypatch):
-    attempts = []
+    attempts: list = []
     monkeypatch.setattr(Uplink, "_attach", attempts.append)
     uplink.start()
     sample(uplink)
