@@ -6,6 +6,7 @@ import os
 import pickle
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from allocscope.allocator.snapshot import TraceEntry
 
@@ -22,49 +23,59 @@ def recordings() -> list[Path]:
     return [path for folder in FOLDERS for path in sorted(folder.glob("*.run.json"))]
 
 
-def label_of(path: Path) -> dict:
+def label_of(path: Path) -> dict[str, Any]:
     """What happened in that run."""
-    return json.loads((path.parent / "labels.json").read_text())[path.name.removesuffix(".run.json")]
+    labels: dict[str, dict[str, Any]] = json.loads((path.parent / "labels.json").read_text())
+    return labels[path.name.removesuffix(".run.json")]
 
 
-def entry(action: str, address: int, size: int, *, stream: int = 0, time_us: int = START_US, pool_id=(0, 0), free=None):
+def entry(
+    action: str,
+    address: int,
+    size: int,
+    *,
+    stream: int = 0,
+    time_us: int = START_US,
+    pool_id: Any = (0, 0),
+    free: int | None = None,
+) -> TraceEntry:
     return TraceEntry(action, address, size, stream, time_us, pool_id, free)
 
 
-def got(address: int, size: int, **more) -> TraceEntry:
+def got(address: int, size: int, **more: Any) -> TraceEntry:
     return entry("segment_alloc", address, size, **more)
 
 
-def gave_back(address: int, size: int, **more) -> TraceEntry:
+def gave_back(address: int, size: int, **more: Any) -> TraceEntry:
     return entry("segment_free", address, size, **more)
 
 
-def mapped(address: int, size: int, **more) -> TraceEntry:
+def mapped(address: int, size: int, **more: Any) -> TraceEntry:
     return entry("segment_map", address, size, **more)
 
 
-def unmapped(address: int, size: int, **more) -> TraceEntry:
+def unmapped(address: int, size: int, **more: Any) -> TraceEntry:
     return entry("segment_unmap", address, size, **more)
 
 
-def alloc(address: int, size: int, **more) -> TraceEntry:
+def alloc(address: int, size: int, **more: Any) -> TraceEntry:
     return entry("alloc", address, size, **more)
 
 
-def asked_free(address: int, **more) -> TraceEntry:
+def asked_free(address: int, **more: Any) -> TraceEntry:
     return entry("free_requested", address, 0, **more)
 
 
-def completed_free(address: int, **more) -> TraceEntry:
+def completed_free(address: int, **more: Any) -> TraceEntry:
     return entry("free_completed", address, 0, **more)
 
 
-def freed(address: int, **more) -> list[TraceEntry]:
+def freed(address: int, **more: Any) -> list[TraceEntry]:
     """A free with nothing to wait for."""
     return [asked_free(address, **more), completed_free(address, **more)]
 
 
-def oom(size: int, free: int, **more) -> TraceEntry:
+def oom(size: int, free: int, **more: Any) -> TraceEntry:
     return entry("oom", 0, size, free=free, **more)
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+from typing import Any
 
 import pytest
 
@@ -166,7 +167,7 @@ def test_a_pickle_that_is_none_is_refused(data, error, message):
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_every_plain_value_comes_through(protocol):
-    value = {
+    value: dict[str, Any] = {
         "a": [1, -5, 1 << 70, 300, 70000, 1.5, None, True, False, ("x",), (1, 2, 3, 4), (), "é" * 300, "é"],
         "b": {},
     }
@@ -207,8 +208,7 @@ def test_what_is_not_a_snapshot_is_refused(data, message):
 def test_one_device_of_several_is_chosen(tmp_path):
     path = write_recording(tmp_path, ENTRIES)
     traces = [[], [ENTRY | {"addr": 1}], [ENTRY | {"addr": 2}]]
-    with gzip.open(tmp_path / "made.pickle.gz", "wb") as file:
-        file.write(snapshot_of(device_traces=traces))
+    (tmp_path / "made.pickle.gz").write_bytes(gzip.compress(snapshot_of(device_traces=traces)))
     assert read_recording(path, device_index=2).trace[0].address == 2
     with pytest.raises(NotASnapshotError, match=r"devices \[1, 2\] have a history, and one must be chosen"):
         read_recording(path)
