@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from allocscope.cli.settings import UnusableError, read_settings
-from allocscope.daemon.app import serve, set_up_log
-from allocscope.daemon.config import DaemonSettings
-from allocscope.daemon.errors import DaemonError
-
 HELP = "the service that gathers from the jobs of its node; one a node"
 
 
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT."""
+    # structlog imports rich where it is there, for tracebacks in colour: half of a daemon's start, and 5 MiB on every node.
+    sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
+    from allocscope.cli.settings import UnusableError, read_settings
+    from allocscope.daemon.app import serve, set_up_log
+    from allocscope.daemon.config import DaemonSettings
+    from allocscope.daemon.errors import DaemonError
+
     try:
         settings = read_settings(DaemonSettings, arguments, command="daemon", about=HELP)
         set_up_log(settings)
