@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 import structlog
@@ -142,32 +143,40 @@ class Evaluator:
             self.fleet.refused(node, refusal.count, refusal.reason)
         last_seen_us = {state.hello.node: state.last_seen_us for state in self._nodes()}
         self._tell(self.fleet.tick(now_us, {**self.fleet.heard_before, **last_seen_us}))
-        self._save(now_us)
+        self._save_forecasts(now_us)
+        self._save_alerts()
 
     def _tell(self, changes: Sequence[Change]) -> None:
+        """Alerts are told and kept at once, forecasts with the next tick."""
         if not changes:
             return
         now_us = self._now_us()
-        for change in changes:
-            rule = change.alert.condition.rule
-            log.info(
-                change.alert.state.value,
-                alert=rule.name,
-                severity=rule.severity.value,
-                summary=change.alert.condition.summary,
-            )
-        self._unsaved.extend(alert_record(change, updated_us=now_us) for change in changes)
         self._publish([change.alert for change in changes])
+        self._unsaved.extend(alert_record(change, updated_us=now_us) for change in changes)
+        self._save_alerts()
+        for change in changes:
+            condition = change.alert.condition
+            severity = condition.rule.severity.value
+            log.info(change.alert.state.value, alert=condition.rule.name, severity=severity, summary=condition.summary)
 
-    def _save(self, now_us: int) -> None:
+    def _save_alerts(self) -> None:
         """What the database does not take now it gets with the next tick."""
-        forecasts = self.fleet.forecasts()
-        try:
-            if forecasts:
-                self._repository.save_forecasts(forecasts, made_us=now_us)
+        with self._storing():
             if self._unsaved:
                 self._repository.save_alerts(list(self._unsaved))
                 self._unsaved.clear()
+
+    def _save_forecasts(self, now_us: int) -> None:
+        """What the database does not take is out of date by the next tick."""
+        forecasts = self.fleet.forecasts()
+        with self._storing():
+            if forecasts:
+                self._repository.save_forecasts(forecasts, made_us=now_us)
+
+    @contextmanager
+    def _storing(self) -> Iterator[None]:
+        try:
+            yield
         except StorageError as error:
             self._observation.evaluate.failed()
             log.warning("forecasts and alerts cannot be kept now", error=str(error))
