@@ -7,6 +7,8 @@ import pickle
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allocscope.allocator.errors import (
     AllocatorError,
@@ -14,12 +16,13 @@ from allocscope.allocator.errors import (
     HostilePickleError,
     NotASnapshotError,
     RecordingError,
+    SnapshotError,
     TooLargeError,
 )
 from allocscope.allocator.plain import load_plain
 from allocscope.allocator.recording import read_recording
 from allocscope.allocator.settings import AllocatorSettings
-from allocscope.allocator.snapshot import read_snapshot, unpack
+from allocscope.allocator.snapshot import Snapshot, read_snapshot, unpack
 from tests.allocator.made import MIB, SHIPPED, START_US, alloc, got, write_recording
 
 A = 0x7F0000000000
@@ -203,6 +206,32 @@ ENTRY = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 1}
 def test_what_is_not_a_snapshot_is_refused(data, message):
     with pytest.raises(NotASnapshotError, match=message):
         read_snapshot(data, "x")
+
+
+SOUND = snapshot_of(
+    device_traces=[
+        [ENTRY | {"size": 512 * k, "time_us": 1_700_000_000_000_000 + k, "pool_id": (0, k)} for k in range(40)]
+    ],
+    allocator_settings={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64", "roundup_power2_divisions": {"1": 0}},
+)
+
+
+@given(
+    damage=st.lists(
+        st.tuples(st.integers(0, len(SOUND) - 1), st.integers(0, 6), st.binary(max_size=6)), min_size=1, max_size=5
+    )
+)
+def test_damage_of_any_kind_is_told_as_such(damage):
+    """Bytes cut out, put in or changed: either it is still a snapshot, or it is refused by an error of ours."""
+    data = bytearray(SOUND)
+    for at, cut, put_in in damage:
+        data[at : at + cut] = put_in
+    try:
+        snapshot = read_snapshot(bytes(data), "damaged.pickle")
+    except SnapshotError as error:
+        assert str(error).startswith("damaged.pickle: ")
+    else:
+        assert isinstance(snapshot, Snapshot)
 
 
 def test_one_device_of_several_is_chosen(tmp_path):
