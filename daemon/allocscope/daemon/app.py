@@ -177,7 +177,7 @@ class Daemon:
         self._view = NodeView(
             readings=readings,
             allocators=tuple(self._devices.allocators(readings)),
-            processes=len(self._node),
+            processes=tuple(attached.process for attached in self._node),
             nvml_up=latest.problem is None,
             connected=self._uplink.is_connected,
             spool_bytes=self._spool.bytes,

@@ -43,7 +43,7 @@ class NodeView:
 
     readings: tuple[DeviceReading, ...] = ()
     allocators: tuple[AllocatorView, ...] = ()
-    processes: int = 0
+    processes: tuple[Process, ...] = ()
     nvml_up: bool = False
     connected: bool = False
     spool_bytes: int = 0
@@ -68,7 +68,7 @@ class NodeCollector(Collector):
 
     def _of_node(self, view: NodeView) -> Iterator[Family]:
         yield _figures(metrics.BUILD_INFO, {(self._version,): 1})
-        yield _figures(metrics.PROCESSES, {(): view.processes})
+        yield _figures(metrics.PROCESSES, {(): len(view.processes)})
         yield _figures(metrics.NVML_UP, {(): int(view.nvml_up)})
         yield _figures(metrics.COLLECTOR_CONNECTED, {(): int(view.connected)})
         yield _figures(metrics.SPOOL_BYTES, {(): view.spool_bytes})
@@ -83,7 +83,7 @@ class NodeCollector(Collector):
         yield _figures(metrics.DEVICE_MEMORY_TOTAL_BYTES, totals)
         problems = {self._labels(r.device): int(r.problem is not None) for r in view.readings if _has_nvml(r)}
         yield _figures(metrics.DEVICE_PROBLEM, problems)
-        whose = {allocator.process.process_id: allocator.process for allocator in view.allocators}
+        whose = {process.process_id: process for process in view.processes}
         lines = _Sums()
         for reading in view.readings:
             for entry in reading.bill.entries if reading.bill else ():

@@ -194,7 +194,7 @@ class ProbeService(ProbeServiceServicer):
         if not len(chunk):
             return
         attached.seen = chunk.sequence[-1]
-        *_, attached.allocators[chunk.allocator.device_uuid].sample = chunk.samples()
+        attached.allocators[chunk.allocator.device_uuid].sample = next(_beyond(chunk, attached.seen - 1).samples())
         self._intake.add_chunk(
             attached.message, message if len(chunk) == len(message.sequence) else wire.chunk_to_wire(chunk)
         )
