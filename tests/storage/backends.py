@@ -28,5 +28,4 @@ class Backend:
 
 BACKENDS: dict[str, Callable[[Path], Backend]] = {
     "sqlite": lambda folder: Backend(f"sqlite:///{folder}/allocscope.db"),
-    "sqlite, every commit synced": lambda folder: Backend(f"sqlite:///{folder}/allocscope.db?synchronous=full"),
 }

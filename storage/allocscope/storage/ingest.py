@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import NamedTuple
+from itertools import chain, starmap
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 from sqlalchemy.dialects.sqlite import insert
 
 from allocscope.model import AllocatorRef, DeviceReading, Process
 from allocscope.storage import schema
 from allocscope.storage.records import NodeBatch, Stored
 from allocscope.storage.rows import (
-    BillPart,
     bill_parts,
     bill_row,
     event_row,
@@ -42,80 +41,90 @@ class Described(NamedTuple):
     daemon_id: str
 
 
+AllocatorKey = tuple[str, str]
+"""(process_id, device_uuid): quicker to look up than an AllocatorRef."""
+
+
 @dataclass(slots=True)
 class Memory:
     """What is known to be in the database, so that it need not be asked or told again. Only what was committed may go in."""
 
-    ids: dict[AllocatorRef, int] = field(default_factory=dict)
+    ids: dict[AllocatorKey, int] = field(default_factory=dict)
     described: dict[str, Described] = field(default_factory=dict)
 
     def learn(self, other: Memory) -> None:
         """Add what another one knows."""
-        for known, new in ((self.ids, other.ids), (self.described, other.described)):
-            if len(known) > REMEMBERED:
-                known.clear()
-            known.update(new)  # type: ignore[arg-type]
+        if max(len(self.ids), len(self.described)) > REMEMBERED:
+            self.ids.clear()
+            self.described.clear()
+        self.ids.update(other.ids)
+        self.described.update(other.described)
 
 
 def store(connection: Connection, batches: Sequence[NodeBatch], memory: Memory) -> tuple[Stored, Memory]:
     """Keep them all; also gives what may be remembered once the transaction is committed."""
-    bills = [(part, b.received_us) for b in batches for reading in b.readings for part in bill_parts(reading)]
-    ids = find_ids(connection, _named(batches, bills), memory)
+    ids = Ids(connection, memory)
     described = _store_processes(connection, batches, memory)
-    samples = _SAMPLES.run(connection, _sample_rows(batches, ids))
-    block_maps = _BLOCK_MAPS.run_named(
-        connection, (map_row(ids[ref], b.received_us, block_map) for b in batches for ref, block_map in b.block_maps)
-    )
-    events = _EVENTS.run_named(connection, (event_row(event, b.received_us) for b in batches for event in b.events))
-    _BILLS.run(connection, (bill_row(ids[part.allocator], received_us, part) for part, received_us in bills))
+    chunks = [(ids.of(c.allocator), b.received_us, c) for b in batches for c in b.chunks]
+    maps = [map_row(ids.of(ref), b.received_us, block_map) for b in batches for ref, block_map in b.block_maps]
+    events = [event_row(event, b.received_us) for b in batches for event in b.events]
+    new_samples = _SAMPLES.run(connection, chain.from_iterable(starmap(sample_rows, chunks)))
+    new_maps = _BLOCK_MAPS.run_named(connection, maps)
+    new_events = _EVENTS.run_named(connection, events)
+    _BILLS.run(connection, _bill_rows(batches, ids))
     _store_latest_readings(connection, batches)
     _acknowledge(connection, batches)
-    given = sum(sum(map(len, b.chunks)) + len(b.block_maps) + len(b.events) for b in batches)
-    return Stored(samples, block_maps, events, given - samples - block_maps - events), Memory(ids, described)
+    given = sum(len(chunk) for _, _, chunk in chunks) + len(maps) + len(events)
+    new = new_samples + new_maps + new_events
+    return Stored(new_samples, new_maps, new_events, given - new), Memory(ids.new, described)
 
 
-def _sample_rows(batches: Iterable[NodeBatch], ids: dict[AllocatorRef, int]) -> Iterator[tuple[int | None, ...]]:
-    return chain.from_iterable(
-        sample_rows(ids[chunk.allocator], batch.received_us, chunk) for batch in batches for chunk in batch.chunks
-    )
+def _bill_rows(batches: Iterable[NodeBatch], ids: Ids) -> list[tuple[Any, ...]]:
+    return [
+        bill_row(ids.of_key((part.process_id, reading.device.uuid)), reading.time_us, batch.received_us, part)
+        for batch in batches
+        for reading in batch.readings
+        for part in bill_parts(reading)
+    ]
 
 
 # allocators
 
 
-def _named(batches: Iterable[NodeBatch], bills: Iterable[tuple[BillPart, int]]) -> Iterator[AllocatorRef]:
-    for batch in batches:
-        yield from (chunk.allocator for chunk in batch.chunks)
-        yield from (ref for ref, _ in batch.block_maps)
-    yield from (part.allocator for part, _ in bills)
+class Ids:
+    """The allocators' ids within a transaction, given where there is none yet."""
+
+    def __init__(self, connection: Connection, memory: Memory) -> None:
+        self._connection, self._known = connection, memory.ids
+        self.new: dict[AllocatorKey, int] = {}
+        """What the memory did not know."""
+
+    def of(self, ref: AllocatorRef) -> int:
+        """An allocator's id."""
+        return self.of_key((ref.process_id, ref.device_uuid))
+
+    def of_key(self, key: AllocatorKey) -> int:
+        """An allocator's id."""
+        id_ = self._known.get(key) or self.new.get(key)
+        if id_ is None:
+            _ALLOCATORS.run(self._connection, [key])
+            id_ = self.new[key] = self._connection.execute(_ids_of(key)).scalar_one()
+        return id_
 
 
-def find_ids(connection: Connection, refs: Iterable[AllocatorRef], memory: Memory) -> dict[AllocatorRef, int]:
-    """The ids of all of these, given now where there was none."""
-    ids: dict[AllocatorRef, int] = {}
-    missing: list[AllocatorRef] = []
-    for ref in set(refs):
-        known = memory.ids.get(ref)
-        if known is None:
-            missing.append(ref)
-        else:
-            ids[ref] = known
-    if missing:
-        _ALLOCATORS.run(connection, ((ref.process_id, ref.device_uuid) for ref in sorted(missing)))
-        ids.update((ref, id_) for ref in missing if (id_ := id_of(connection, ref)) is not None)
-    return ids
+_ALLOCATORS = keeping_first(schema.allocators)
 
 
-_ALLOCATORS: RowInsert = keeping_first(schema.allocators)
-
-
-def id_of(connection: Connection, ref: AllocatorRef) -> int | None:
-    """An allocator's id; None: nothing is kept of it."""
+def _ids_of(key: AllocatorKey) -> Select[int]:
     columns = schema.allocators.c
-    query = select(columns.allocator_id).where(
-        columns.process_id == ref.process_id, columns.device_uuid == ref.device_uuid
-    )
-    return connection.execute(query).scalar_one_or_none()
+    query = select(columns.allocator_id)
+    return query.where(columns.process_id == key[0], columns.device_uuid == key[1])
+
+
+def id_of(connection: Connection, ref: AllocatorRef, memory: Memory) -> int | None:
+    """An allocator's id; None: nothing is kept of it."""
+    key = ref.process_id, ref.device_uuid
+    return memory.ids.get(key) or connection.execute(_ids_of(key)).scalar_one_or_none()
 
 
 # processes

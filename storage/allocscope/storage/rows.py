@@ -121,24 +121,23 @@ def reading_of(row: Row) -> ReadingRecord:
 
 @dataclass(slots=True)
 class BillPart:
-    """A device's or one of its processes' part of the bill."""
+    """A device's own lines of a bill, or those of one of its processes."""
 
-    allocator: AllocatorRef
-    time_us: int
+    process_id: str
+    """"": the device's own."""
     lines: dict[str, int]
     """By line's value."""
     inexact: set[str]
 
 
 def bill_parts(reading: DeviceReading) -> Iterable[BillPart]:
-    """The device's own lines, under the process_id "", and those of its processes."""
-    parts: dict[str | None, BillPart] = {}
+    """The bill, taken apart."""
+    parts: dict[str, BillPart] = {}
     for entry in reading.bill.entries if reading.bill else ():
-        part = parts.get(entry.process_id)
+        process_id, line = entry.process_id or "", entry.line.value
+        part = parts.get(process_id)
         if part is None:
-            ref = AllocatorRef(entry.process_id or "", reading.device.uuid)
-            part = parts[entry.process_id] = BillPart(ref, reading.time_us, {}, set())
-        line = entry.line.value
+            part = parts[process_id] = BillPart(process_id, {}, set())
         part.lines[line] = part.lines.get(line, 0) + entry.bytes
         if not entry.exact:
             part.inexact.add(line)
@@ -148,9 +147,9 @@ def bill_parts(reading: DeviceReading) -> Iterable[BillPart]:
 _LINES = tuple(line.value for line in Line)
 
 
-def bill_row(allocator_id: int, received_us: int, part: BillPart) -> tuple[Any, ...]:
+def bill_row(allocator_id: int, time_us: int, received_us: int, part: BillPart) -> tuple[Any, ...]:
     inexact = ",".join(sorted(part.inexact)) if part.inexact else ""
-    return (allocator_id, part.time_us, received_us, *map(part.lines.get, _LINES), inexact)
+    return (allocator_id, time_us, received_us, *map(part.lines.get, _LINES), inexact)
 
 
 # samples

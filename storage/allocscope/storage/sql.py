@@ -270,10 +270,10 @@ class SqlRepository:
         if not forecasts:
             return
         with self._writing() as connection:
-            ids = ingest.find_ids(connection, (ref for ref, _ in forecasts), self._memory)
-            rows = [forecast_row(ids[ref], forecast, made_us) for ref, forecast in forecasts]
+            ids = ingest.Ids(connection, self._memory)
+            rows = [forecast_row(ids.of(ref), forecast, made_us) for ref, forecast in forecasts]
             _save_forecasts(connection, rows)
-        self._memory.learn(ingest.Memory(ids))
+        self._memory.learn(ingest.Memory(ids.new))
 
     def forecasts(
         self,
@@ -371,8 +371,7 @@ class SqlRepository:
     # what many of them do
 
     def _id(self, connection: Connection, allocator: AllocatorRef) -> int | None:
-        known = self._memory.ids.get(allocator)
-        return ingest.id_of(connection, allocator) if known is None else known
+        return ingest.id_of(connection, allocator, self._memory)
 
     def _one(self, query: queries.Query, read: Callable[[Any], Item]) -> Item | None:
         with self._reading() as connection:
