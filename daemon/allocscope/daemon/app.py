@@ -22,7 +22,7 @@ import structlog
 
 from allocscope.daemon.config import DaemonSettings, default_socket, default_spool
 from allocscope.daemon.devices import Devices
-from allocscope.daemon.errors import SocketError
+from allocscope.daemon.errors import AddressesError, SocketError
 from allocscope.daemon.exposition import MetricsServer, NodeCollector, NodeView
 from allocscope.daemon.intake import ClosedBatch, Intake
 from allocscope.daemon.node import Node
@@ -80,8 +80,8 @@ class Daemon:
         self._socket = settings.socket or default_socket(os.environ, root=root)
         self._observed = observed = Observed()
         self._node = Node()
-        self._full = asyncio.Event()
-        self._intake = Intake(self._full.set)
+        self._hasten = asyncio.Event()
+        self._intake = Intake(self._hasten.set)
         self._devices = Devices(self._node, Procfs())
         self._watch = self._new_watch(load_nvml) if settings.nvml else None
         self._told: set[str] = set()
@@ -117,8 +117,8 @@ class Daemon:
         if self._watch:
             self._watch.start()
         uplink = asyncio.create_task(self._uplink.run())
-        self._say_ready()
         try:
+            self._say_ready()
             await self._go_round(stopping)
         finally:
             log.info("stopping")
@@ -142,26 +142,25 @@ class Daemon:
 
     async def _go_round(self, stopping: asyncio.Event) -> None:
         stop = asyncio.create_task(stopping.wait())
-        due_s = time.monotonic()
         while not stop.done():
-            full = asyncio.create_task(self._full.wait())
-            due_s = max(due_s + self._settings.interval_s, time.monotonic())
-            await asyncio.wait([stop, full], timeout=due_s - time.monotonic(), return_when=asyncio.FIRST_COMPLETED)
-            full.cancel()
-            self._full.clear()
+            hasten = asyncio.create_task(self._hasten.wait())
+            await asyncio.wait([stop, hasten], timeout=self._settings.interval_s, return_when=asyncio.FIRST_COMPLETED)
+            hasten.cancel()
+            self._hasten.clear()
             await self._round()
 
     async def _round(self) -> None:
         """Make the bills, close the batch, write it, and tell those who wait for it."""
         try:
             with self._observed.bill.round():
-                self._bill()
+                self._take_stock()
         except Exception:  # what is wrong with one round's figures must not end the rounds
             log.exception("no bill this time")
         self._close_batch()
         await self._write()
 
-    def _bill(self) -> None:
+    def _take_stock(self) -> None:
+        """Who is here, what the devices say, and what /metrics is to show."""
         now_s = time.monotonic()
         for gone in self._node.retire(
             now_s,
@@ -190,7 +189,8 @@ class Daemon:
         if self._intake.is_empty and now_s - self._last_closed_s < HEARTBEAT_S:
             return
         self._last_closed_s = now_s
-        for closed in self._intake.close(self._next_sequence, _wall_us()):
+        first = max(self._next_sequence, self._spool.next_sequence)  # a collector may know of more than the spool does
+        for closed in self._intake.close(first, _wall_us()):
             self._next_sequence = closed.batch.sequence + 1
             spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
             self._unwritten.append((spooled, closed))
@@ -246,8 +246,11 @@ class Daemon:
 
     def _say_ready(self) -> None:
         addresses = {"metrics": self._metrics.address, "socket": os.fspath(self._socket), "pid": os.getpid()}
-        if self._settings.addresses_file:
-            write_atomically(self._settings.addresses_file, json.dumps(addresses) + "\n")
+        if file := self._settings.addresses_file:
+            try:
+                write_atomically(file, json.dumps(addresses) + "\n")
+            except OSError as error:
+                raise AddressesError(file, error.strerror or str(error)) from error
         log.info("ready", node=self._node_name, collector=self._settings.collector, **addresses)
 
     def _hello(self) -> NodeHello:

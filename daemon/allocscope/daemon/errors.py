@@ -32,6 +32,14 @@ class ListenError(DaemonError):
         self.address = address
 
 
+class AddressesError(DaemonError):
+    """The file of addresses cannot be written."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"cannot write the addresses to {path}: {why} (--addresses-file names another)")
+        self.path = path
+
+
 class SpoolError(DaemonError):
     """The spool's folder cannot be used."""
 

@@ -78,8 +78,9 @@ class _OpenBatch:
 class Intake:
     """Gathers batches; none is larger than LARGEST_BATCH_BYTES and one message."""
 
-    def __init__(self, on_full: Callable[[], None]) -> None:
-        self._on_full = on_full
+    def __init__(self, hasten: Callable[[], None]) -> None:
+        self.hasten = hasten
+        """Asks for a round now: a batch is full, or a process ends and waits for its last acknowledgement."""
         self._open = _OpenBatch()
         self._full: list[_OpenBatch] = []
         self._room = asyncio.Event()
@@ -142,6 +143,6 @@ class Intake:
         if self._open.bytes >= LARGEST_BATCH_BYTES:
             self._full.append(self._open)
             self._open = _OpenBatch()
-            self._on_full()
+            self.hasten()
             if len(self._full) >= MOST_FULL_BATCHES:
                 self._room.clear()

@@ -137,6 +137,7 @@ class ProbeService(ProbeServiceServicer):
             return False
         finally:
             stream.woken.set()
+            self._intake.hasten()
         return True
 
     def _take(self, stream: Stream, request: AttachRequest) -> None:

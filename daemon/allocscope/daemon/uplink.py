@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -97,6 +97,9 @@ class CollectorUplink:
                 if error.code() in REFUSED:
                     backoff_s = longest_s = REFUSED_BACKOFF_S
                 self._tell(f"{error.code().name}: {error.details()}", refused=error.code() in REFUSED)
+            except Exception as error:  # whatever it is, the way to the collector is tried again
+                log.exception("the stream to the collector failed")
+                self._tell(repr(error))
             finally:
                 self.is_connected = False
             if self.acknowledged > answered_before:
@@ -114,6 +117,15 @@ class CollectorUplink:
         self._on_way.clear()
         self._answered.clear()
         call = stub.Ingest(self._requests())
+        try:
+            await self._converse(call)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._tell("a batch could not be sent")  # gRPC cancels a call whose requests fail
+
+    async def _converse(self, call: AsyncIterable[IngestResponse]) -> None:
         async for response in call:
             if not self.is_connected:
                 log.info("collector connected", address=self._address)
