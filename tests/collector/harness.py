@@ -94,9 +94,9 @@ class CollectorProcess:
         self.process.kill()
         self._gone()
 
-    def stop(self) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
         return self._gone()
 
     def _gone(self) -> int:
@@ -107,8 +107,8 @@ class CollectorProcess:
             self.process.wait(WITHIN_S)
             raise
         self._reader.join(WITHIN_S)
-        assert self.process.stderr
-        self.process.stderr.close()
+        if self.process.stderr:
+            self.process.stderr.close()
         return status
 
 
@@ -117,6 +117,8 @@ def collector(folder: Path, *flags: str, **environ: str) -> Iterator[CollectorPr
     process = CollectorProcess(folder, *flags, **environ)
     try:
         yield process.ready()
+        if process.process.poll() is None:
+            assert process.stop() == 0, process.said
     finally:
         process.stop()
 

@@ -39,7 +39,8 @@ class Bench:
 
     def __init__(self, store, **more):
         self.store, self.observation, self.handed_on = store, Observation(), []
-        self.acknowledged, self.refused = asyncio.Queue(), {}
+        self.acknowledged: asyncio.Queue[int] = asyncio.Queue()
+        self.refused: dict[int, list[tuple[str, int]]] = {}
         given = {"queue_bytes": 1 << 20, "commit_batches": 8, **more}
         self.writer = Writer(store, self.observation, stored=self._hand_on, **given)
         self.writer.start()

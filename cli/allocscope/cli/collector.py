@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from allocscope.alerts.notify import NotifyError
 from allocscope.cli.settings import UnusableError, read_settings
-from allocscope.collector.app import run
 from allocscope.collector.config import CollectorSettings
-from allocscope.collector.errors import CollectorError
-from allocscope.storage.errors import CannotOpen
 
 HELP = "the service that stores, foresees and alerts; one a fleet"
 
@@ -17,11 +13,23 @@ HELP = "the service that stores, foresees and alerts; one a fleet"
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT; 1: it could not start, 2: its settings are wrong."""
     try:
-        run(read_settings(CollectorSettings, arguments, command="collector", about=HELP))
+        settings = read_settings(CollectorSettings, arguments, command="collector", about=HELP)
     except UnusableError as error:
-        print(f"allocscope collector: {error}", file=sys.stderr)
-        return 2
+        return _complain(error, 2)
+
+    # Only now: what a collector imports takes a second.
+    from allocscope.alerts.notify import NotifyError
+    from allocscope.collector.app import run
+    from allocscope.collector.errors import CollectorError
+    from allocscope.storage.errors import CannotOpen
+
+    try:
+        run(settings)
     except (CollectorError, CannotOpen, NotifyError) as error:
-        print(f"allocscope collector: {error}", file=sys.stderr)
-        return 1
+        return _complain(error, 1)
     return 0
+
+
+def _complain(error: Exception, status: int) -> int:
+    print(f"allocscope collector: {error}", file=sys.stderr)
+    return status

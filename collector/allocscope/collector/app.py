@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc
 import structlog
 import uvicorn
+from anyio.to_thread import current_default_thread_limiter
 
 from allocscope.collector.api import create_api
 from allocscope.collector.config import CollectorSettings, default_database
@@ -28,6 +29,7 @@ from allocscope.collector.ingest import IngestService
 from allocscope.collector.nodes import Nodes
 from allocscope.collector.observation import Observation
 from allocscope.collector.questions import Questions
+from allocscope.collector.retention import keep_pruned
 from allocscope.collector.tell import notifiers
 from allocscope.collector.writer import Writer
 from allocscope.proto.v1 import collector_service_pb2_grpc
@@ -36,6 +38,8 @@ from allocscope.storage.sql import open_repository
 
 log = structlog.get_logger(__name__)
 
+READERS = 8
+"""Requests over HTTP that are answered at a time; others wait."""
 LARGEST_MESSAGE_BYTES = 16 << 20
 GRPC_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second collector on the port is refused, instead of sharing it
@@ -88,9 +92,13 @@ async def serve(settings: CollectorSettings, repository: Repository, stop: async
             repository, nodes=nodes.all, now_us=now_us, live_for_us=round(settings.retire_after_s * 1e6)
         )
         api = create_api(questions, registry=observation.registry, failing=lambda: writer.failing)
+        current_default_thread_limiter().total_tokens = READERS
         tell.start()
         evaluator.start()
         writer.start()
+        pruning = asyncio.create_task(
+            keep_pruned(repository, observation.retention, keep_days=settings.keep_days, now_us=now_us)
+        )
         try:
             async with serving_grpc(service, settings.grpc_listen) as grpc_address, serving_http(api, http_socket):
                 addresses = Addresses(grpc_address, http_address, os.getpid())
@@ -100,6 +108,8 @@ async def serve(settings: CollectorSettings, repository: Repository, stop: async
                 await stop.wait()
                 log.info("ending")
         finally:
+            pruning.cancel()
+            await asyncio.wait([pruning])
             await writer.close(settings.drain_s)
             await asyncio.to_thread(evaluator.close, settings.drain_s)
             await asyncio.to_thread(tell.close, settings.drain_s)

@@ -67,6 +67,9 @@ class CollectorSettings:
     commit_batches: int = setting(64, at_least=1, at_most=4096)
     """At most so many batches in one transaction: more are cheaper a batch, and later acknowledged."""
 
+    keep_days: float = setting(7.0, at_least=0.01, at_most=3650)
+    """How long samples, block maps and bills are kept. Jobs, events, alerts and changes of forecasts stay."""
+
     drain_s: float = setting(5.0, at_least=0, at_most=60)
     """At the end, how long the database and the receivers of alerts are given; what was not stored, daemons send again."""
 

@@ -56,6 +56,7 @@ class Observation:
         self.store = Loop(self.registry, "store")
         self.evaluate = Loop(self.registry, "evaluate")
         self.notify = Loop(self.registry, "notify")
+        self.retention = Loop(self.registry, "retention")
         self.samples = counter(self.registry, metrics.SAMPLES_INGESTED_TOTAL)
         self.rejected = counter(self.registry, metrics.SAMPLES_REJECTED_TOTAL)
         self.dropped = counter(self.registry, metrics.DROPPED_TOTAL)
