@@ -12,11 +12,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 
@@ -25,12 +23,14 @@ from allocscope.daemon.devices import Devices
 from allocscope.daemon.errors import AddressesError, SocketError
 from allocscope.daemon.exposition import MetricsServer, NodeCollector, NodeView
 from allocscope.daemon.intake import ClosedBatch, Intake
+from allocscope.daemon.listen import bind, new_server
 from allocscope.daemon.node import Node
 from allocscope.daemon.nvml import SWITCHED_OFF, Nvml, NvmlWatch, load_pynvml, problems
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.procfs import Procfs
-from allocscope.daemon.service import ProbeService, bind, new_server
+from allocscope.daemon.service import ProbeService
 from allocscope.daemon.spool import Spool, SpooledBatch, write_atomically
+from allocscope.daemon.spool_thread import SpoolThread
 from allocscope.daemon.uplink import CollectorUplink
 from allocscope.proto.v1.collector_service_pb2 import NodeHello
 
@@ -41,32 +41,6 @@ HEARTBEAT_S = 10.0
 UNWRITTEN_BYTES = 16 << 20
 """What is kept in memory while the spool cannot be written."""
 SERVER_GRACE_S = 0.5
-
-_Result = TypeVar("_Result")
-
-
-class SpoolThread:
-    """The spool, from its own thread: a disk may take its time."""
-
-    def __init__(self, spool: Spool) -> None:
-        self._spool = spool
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-
-    async def write(self, batches: list[SpooledBatch]) -> None:
-        await self._do(partial(self._spool.write, batches))
-
-    async def after(self, sequence: int) -> SpooledBatch | None:
-        return await self._do(partial(self._spool.after, sequence))
-
-    async def acknowledge(self, through: int) -> None:
-        await self._do(partial(self._spool.acknowledge, through))
-
-    async def close(self) -> None:
-        await self._do(self._spool.close)
-        self._thread.shutdown()
-
-    async def _do(self, call: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
 
 
 class Daemon:

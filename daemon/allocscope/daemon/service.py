@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import grpc
 import structlog
 
 from allocscope.daemon import claims
-from allocscope.daemon.errors import SocketError
 from allocscope.daemon.intake import Intake
 from allocscope.daemon.node import Attached, Node
 from allocscope.daemon.observed import Observed
+from allocscope.daemon.stream import Stream
 from allocscope.model import wire
 from allocscope.model.events import EventKind
 from allocscope.model.orders import Order
@@ -28,73 +23,24 @@ from allocscope.model.sample import SampleChunk
 from allocscope.model.wire import WireError
 from allocscope.proto.v1 import block_map_pb2, event_pb2, identity_pb2, sample_pb2
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest, AttachResponse
-from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceServicer, add_ProbeServiceServicer_to_server
+from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceServicer
 
 log = structlog.get_logger()
 
-LARGEST_MESSAGE_BYTES = (2 << 20) + 4096
-"""A probe's largest message is 2 MiB. What is larger ends its stream, and is not read into memory."""
 MOST_STREAMS = 1024
-LONGEST_SOCKET_PATH = 107
-"""sockaddr_un.sun_path, its closing NUL left out."""
-ORDERS_KEPT = REFUSALS_KEPT = 32
 LAST_ACKNOWLEDGEMENT_S = 3.0
 """How long a stream that its process ended is kept for what is still to be acknowledged."""
-
-
-class Stream:
-    """One process's stream: what is to be told on it. Bounded."""
-
-    def __init__(self) -> None:
-        self.attached: Attached | None = None
-        self.woken = asyncio.Event()
-        self.sent = 0
-        self._acknowledged = self._told = 0
-        self._orders: list[Order] = []
-        self._refused: list[str] = []
-
-    def acknowledge(self, sequence: int) -> None:
-        """Everything up to this number is on disk, or refused."""
-        self._acknowledged = max(self._acknowledged, sequence)
-        self.woken.set()
-
-    def order(self, order: Order) -> None:
-        """Tell the process to do something; the newest orders count."""
-        self._orders = [*self._orders, order][-ORDERS_KEPT:]
-        self.woken.set()
-
-    def refuse(self, text: str) -> None:
-        """Tell the process what was refused."""
-        if len(self._refused) < REFUSALS_KEPT:
-            self._refused.append(text)
-        self.woken.set()
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether everything that came was acknowledged."""
-        return self._told >= self.sent
-
-    def take(self) -> AttachResponse | None:
-        """What there is to tell now."""
-        self.woken.clear()
-        if self._acknowledged == self._told and not self._orders and not self._refused:
-            return None
-        response = AttachResponse(
-            acknowledged_sequence=self._acknowledged,
-            orders=[wire.order_to_wire(order) for order in self._orders],
-            refused=self._refused,
-        )
-        self._told, self._orders, self._refused = self._acknowledged, [], []
-        return response
 
 
 class ProbeService(ProbeServiceServicer):
     """Takes what processes send into the node's state and the open batch."""
 
-    def __init__(self, node: Node, intake: Intake, observed: Observed, total_bytes: Any) -> None:
+    def __init__(
+        self, node: Node, intake: Intake, observed: Observed, total_bytes: Callable[[str], int | None]
+    ) -> None:
+        """`total_bytes` says what a device has, by its UUID, where the node knows."""
         self._node, self._intake, self._observed = node, intake, observed
         self._total_bytes = total_bytes
-        """What a device has, by its UUID, where the node knows."""
         self._logged: set[tuple[str, str]] = set()
 
     def order(self, process_id: str, order: Order) -> bool:
@@ -261,48 +207,3 @@ def _sequence(request: AttachRequest) -> int:
 
 def _count(request: AttachRequest) -> int:
     return len(request.samples.sequence) if request.WhichOneof("message") == "samples" else 1
-
-
-def new_server(service: ProbeService) -> grpc.aio.Server:
-    """A server that has no address yet."""
-    options = [
-        ("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES),
-        ("grpc.max_concurrent_streams", MOST_STREAMS),
-        ("grpc.so_reuseport", 0),
-    ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
-    add_ProbeServiceServicer_to_server(service, server)
-    return server
-
-
-def bind(server: grpc.aio.Server, path: Path) -> None:
-    """Give the server its socket; one that a dead daemon left is replaced."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise SocketError(path, f"the path is longer than {LONGEST_SOCKET_PATH} bytes, the system's limit")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _clear(path)
-        server.add_insecure_port(f"unix:{quote(os.fspath(path))}")
-        path.chmod(0o660)  # who may report is who may write here
-    except FileExistsError as error:
-        raise SocketError(path, f"{path.parent} is no folder") from error
-    except RuntimeError as error:
-        raise SocketError(path, "the system does not let us") from error
-    except OSError as error:
-        raise SocketError(path, error.strerror or str(error)) from error
-
-
-def _clear(path: Path) -> None:
-    try:
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise SocketError(path, "there is a file of that name, which is no socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as attempt:
-        attempt.settimeout(2)
-        try:
-            attempt.connect(os.fspath(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)
-            return
-    raise SocketError(path, "another daemon listens there")
