@@ -31,6 +31,8 @@ function duration(seconds) {
   return `${Math.round(seconds / 3600)} h`;
 }
 
+const count = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
+
 const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
 
 const moment = (us) => new Date(us / 1000).toLocaleTimeString();
@@ -85,9 +87,22 @@ function alertRow(alert) {
     element("td", {}, badge(alert.severity)),
     element("th", { text: alert.name, scope: "row", title: alert.description }),
     cell(where.join(", "), "name"),
-    cell(moment(alert.at_us)),
+    cell(moment(alert.at_us), "when"),
     cell(alert.summary, "name"),
   );
+}
+
+// A forecast is told of at each severity up to its own: the gravest says it all.
+function gravest(alerts) {
+  const seen = new Set();
+  return alerts.filter((alert) => {
+    if (!alert.cause) return true;
+    const { node, job, rank: number, gpu, uuid, pid } = alert.labels;
+    const trouble = JSON.stringify([node, job, number, gpu, uuid, pid]);
+    if (seen.has(trouble)) return false;
+    seen.add(trouble);
+    return true;
+  });
 }
 
 function jobRow(job) {
@@ -133,10 +148,10 @@ function show({ fleet, jobs, devices, alerts }) {
   jobs.sort((a, b) => gravity(a) - gravity(b) || margin(a) - margin(b) || a.job.localeCompare(b.job));
   devices.sort((a, b) => a.node.localeCompare(b.node) || a.gpu - b.gpu);
   alerts.sort((a, b) => rank(SEVERITIES, a.severity) - rank(SEVERITIES, b.severity) || b.at_us - a.at_us);
-  fill("alerts", alerts.map(alertRow));
+  fill("alerts", gravest(alerts).map(alertRow));
   fill("jobs", jobs.map(jobRow));
   fill("devices", devices.map(deviceRow));
-  const counts = `${fleet.nodes_connected} nodes, ${fleet.devices} devices, ${fleet.jobs_live} live jobs`;
+  const counts = [count(fleet.nodes_connected, "node"), count(fleet.devices, "device"), count(fleet.jobs_live, "live job")].join(", ");
   const text = `${counts}, ${size(fleet.device_total_bytes)} of device memory, ${size(fleet.bill.stranded ?? 0)} of it stranded`;
   const line = document.querySelector("#fleet");
   if (line.textContent !== text) line.textContent = text;
