@@ -255,6 +255,16 @@ def test_a_second_daemon_of_one_name_is_told_and_does_not_hammer(tmp_path, colle
         probe.end()
 
 
+def test_what_a_probe_lost_itself_is_counted(shared):
+    daemon, _ = shared
+    process_id = uuid.uuid4().hex
+    probe = FakeProbe(daemon.socket, process(process_id=process_id))
+    probe.event(Event(process_id, 1, 1, EventKind.DROPPED, dropped_count=5))
+    probe.wait_acknowledged(1)
+    assert daemon.figures("allocscope_dropped_total") == {'allocscope_dropped_total{reason="probe",what="messages"}': 5}
+    probe.end()
+
+
 # what is refused
 
 
