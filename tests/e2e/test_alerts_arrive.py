@@ -1,0 +1,145 @@
+"""An alert reaches people before the job dies, and says what a rehearsal of the same run says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allocscope.alerts.rehearsal import rehearse
+from allocscope.allocator.recording import read_recording
+from tests.alerts.conftest import Post, Receiver
+from tests.alerts.test_alertmanager import Server
+from tests.e2e.processes import Job, Machine, Service, recording, until
+
+pytestmark = pytest.mark.end_to_end
+
+ISLANDS = "islands-1-1768"
+"""Dies of fragmentation after 945 s."""
+LEAK = "leak-1-3771"
+"""Dies of a leak after 605 s."""
+FRAGMENTATION = "AllocscopeFragmentationOOMRisk"
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A webhook of somebody's."""
+    receiver = Receiver()
+    receiver.start()
+    yield receiver
+    receiver.stop()
+
+
+def contents(posts: list[Post]) -> list[dict[str, Any]]:
+    """What was told, in order."""
+    return [post.content for post in posts if isinstance(post.content, dict)]
+
+
+def critical(posts: list[Post], job: str) -> dict[str, Any] | None:
+    """The first critical alert about a job."""
+    told = contents(posts)
+    return next((one for one in told if one["severity"] == "critical" and one["labels"].get("job") == job), None)
+
+
+def test_the_alert_comes_before_the_death_and_says_the_same_at_any_speed(machine: Machine, receiver: Receiver) -> None:
+    collector = machine.collector("--webhook", f"{receiver.address}/hook")
+    daemon = machine.daemon("n1", collector)
+    jobs = {
+        name: machine.play(recording(run), daemon, job=name, speed=speed)
+        for name, run, speed in (("slow", ISLANDS, 60), ("fast", ISLANDS, 100), ("leaks", LEAK, 60))
+    }
+    for name, job in jobs.items():
+        told = until(partial(critical, receiver.posts, name), f"a critical alert about {name}")
+        assert job.runs, f"{name} was dead when the alert about it came"
+        expected = ("leak", "AllocscopeMemoryLeak") if name == "leaks" else ("fragmentation", FRAGMENTATION)
+        if name != "leaks":  # a leak is called growth until it has shown what it is
+            assert (told["cause"], told["name"]) == expected
+        assert told["state"] == "firing"
+        assert told["labels"]["node"] == "n1"
+        assert told["labels"]["uuid"] == job.uuid
+    for name, job in jobs.items():
+        assert_as_rehearsed(collector, name, job)
+
+
+def assert_as_rehearsed(collector: Service, name: str, job: Job) -> None:
+    """The same alerts, for the same causes, at the same moments of the recording."""
+    summary = job.end()
+    assert summary["ended"] == "died"
+    run = read_recording(job.recording)
+    expected = rehearse(run, seed=int(summary["process_id"], 16)).alerts
+    assert any(alert.severity.value == "critical" for alert in expected)
+
+    def found() -> list[dict[str, Any]] | None:
+        listed: list[dict[str, Any]] = collector.get(f"/api/v1/alerts?job={name}&limit=500")["items"]
+        fired = [alert for alert in listed if alert["state"] != "pending"]
+        return fired if any(alert["name"] == "AllocscopeOOM" for alert in fired) else None
+
+    alerts = until(found, f"the death of {name} is known")
+    alerts = sorted(alerts, key=lambda alert: (alert["name"], alert["severity"], alert["at_us"]))
+    wanted = sorted(expected, key=lambda alert: (alert.name, alert.severity.value, alert.at_us))
+    said = [(alert["name"], alert["severity"], alert["cause"]) for alert in alerts]
+    assert said == [(a.name, a.severity.value, a.cause.value if a.cause else None) for a in wanted]
+    for alert, rehearsed in zip(alerts, wanted, strict=True):
+        recorded_us = alert["at_us"] - summary["start_us"] + run.start_us
+        assert recorded_us == pytest.approx(rehearsed.at_us, abs=2_000_000), alert["name"]
+
+
+def test_a_collector_that_is_killed_tells_what_fires_once_more_and_no_oftener(
+    machine: Machine, receiver: Receiver
+) -> None:
+    collector = machine.collector("--webhook", receiver.address)
+    daemon = machine.daemon("n1", collector)
+    job = machine.play(recording(LEAK), daemon, job="leaks", speed=60)
+    until(lambda: critical(receiver.posts, "leaks"), "a critical alert")
+    machine.kill(collector)
+    before = len(receiver.posts)
+    assert job.runs
+    collector = machine.again(collector)
+    summary = job.end()
+
+    def dead() -> bool:
+        return any(told["name"] == "AllocscopeOOM" for told in contents(receiver.posts))
+
+    until(dead, "the death is told")
+    lives = receiver.posts[:before], receiver.posts[before:]
+    assert critical(lives[1], "leaks"), "what fires is told anew after a restart"
+    for posts in lives:
+        for alert, told in _by_alert(posts).items():
+            changes = [state for state, _ in groupby(told)]
+            assert told == changes, f"{alert} was told {told} by one collector"
+    alerts = collector.get("/api/v1/alerts?job=leaks&limit=500")["items"]
+    fired = [(alert["name"], alert["severity"]) for alert in alerts if alert["severity"] == "critical"]
+    expected = rehearse(read_recording(job.recording), seed=int(summary["process_id"], 16)).alerts
+    assert sorted(fired) == sorted((a.name, a.severity.value) for a in expected if a.severity.value == "critical")
+
+
+def _by_alert(posts: list[Post]) -> dict[tuple[tuple[str, str], ...], list[str]]:
+    found: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for told in contents(posts):
+        found.setdefault(tuple(sorted(told["labels"].items())), []).append(told["state"])
+    return found
+
+
+def test_a_real_alertmanager_has_the_alert_while_the_job_still_runs(
+    machine: Machine, receiver: Receiver, tmp_path: Path
+) -> None:
+    alertmanager = Server(tmp_path, receiver)
+    try:
+        until(alertmanager.ready, "Alertmanager is ready")
+        collector = machine.collector("--alertmanager", alertmanager.address)
+        job = machine.play(recording(LEAK), machine.daemon("n1", collector), job="leaks", speed=60)
+
+        def told() -> dict[str, Any] | None:
+            labels: list[dict[str, Any]] = [alert["labels"] for alert in alertmanager.alerts()]
+            return next((one for one in labels if (one["severity"], one.get("job")) == ("critical", "leaks")), None)
+
+        labels = until(told, "Alertmanager has the critical alert")
+        assert job.runs
+        assert (labels["node"], labels["uuid"]) == ("n1", job.uuid)
+        assert labels["cause"] in ("leak", "growth")
+    finally:
+        alertmanager.stop()
