@@ -236,11 +236,12 @@ def test_a_device_says_what_is_free_where_samples_do_not():
 
 
 def test_an_alert_has_one_id_however_often_it_is_kept(recording, seen):
-    ids = []
-    for _ in range(2):
-        it, process = fleet(), recorded_process(recording)
-        changes = [change for one in batches(process, seen, 100) for change in it.take(one)]
-        ids.append([alert_record(change, updated_us=1).alert_id for change in changes])
+    first, second = (
+        [change for one in batches(recorded_process(recording), seen, 100) for change in it.take(one)]
+        for it in (fleet(), fleet())
+    )
+    changes = first
+    ids = [[alert_record(change, updated_us=1).alert_id for change in changes] for changes in (first, second)]
     assert ids[0] == ids[1]
     assert len(set(ids[0])) == len(began(changes))
     other = replace(

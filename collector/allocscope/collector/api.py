@@ -196,12 +196,11 @@ def _error(status: int, code: str, message: str, **details: Any) -> JSONResponse
     return JSONResponse({"error": {"code": code, "message": message, "details": details}}, status_code=status)
 
 
+Handler = Callable[[Request, Any], Awaitable[Response]]
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def _add_errors(api: FastAPI) -> None:
-    Handler = Callable[[Request, Any], Awaitable[Response]]  # noqa: N806  (a type)
-
     async def refused(_: Request, error: Refused) -> Response:
         return _error(error.status, error.code, error.message, **error.details)
 

@@ -40,6 +40,7 @@ class Registry(Protocol):
 
     def acknowledged(self, node: str, daemon_id: str) -> int:
         """The highest number of a stored batch of that daemon."""
+        ...
 
     def register_node(
         self,

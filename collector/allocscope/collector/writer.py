@@ -29,6 +29,7 @@ class Store(Protocol):
 
     def store(self, batches: Sequence[NodeBatch]) -> Stored:
         """All of these in one transaction."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from itertools import chain, pairwise
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -135,16 +135,16 @@ def chunk_from_wire(message: sample_pb2.SampleChunk) -> SampleChunk:
             "out_of_range",
             f"column {name} holds {max(column)}, beyond 2^63-1, from process {ref.process_id}",
         )
-    if sequence and (
-        sequence[0] < 1
-        or sequence[-1] > LARGEST_STORED
-        or (length > 1 and any(a >= b for a, b in pairwise(sequence)))
-    ):
+    if sequence and (sequence[0] < 1 or sequence[-1] > LARGEST_STORED or not _rising(sequence)):
         raise WireError(
             "sequence",
             f"the samples of process {ref.process_id} are not numbered upwards from 1",
         )
     return SampleChunk(ref, sequence, columns.pop("time_us", ()), columns)
+
+
+def _rising(numbers: tuple[int, ...]) -> bool:
+    return len(numbers) == 1 or (len(set(numbers)) == len(numbers) and sorted(numbers) == list(numbers))
 
 
 def _column_length(name: str, found: int, length: int, ref: AllocatorRef) -> WireError:
