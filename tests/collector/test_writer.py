@@ -123,6 +123,27 @@ async def test_a_batch_that_cannot_be_kept_is_refused_alone():
     await bench.writer.close(WITHIN_S)
 
 
+async def test_a_defect_of_ours_is_tried_again_and_then_costs_one_batch_only(monkeypatch):
+    def defective(batches):
+        if any(one.sequence == 2 for one in batches):
+            raise KeyError("ours")
+
+    monkeypatch.setattr("allocscope.collector.writer.FIRST_PAUSE_S", 0.0)
+    store = Store(None, *[defective] * 10)
+    bench = Bench(store)
+    await bench.put(1)
+    await bench.entered()
+    for sequence in (2, 3):
+        await bench.put(sequence)
+    for _ in range(20):
+        store.go.release()
+    assert await bench.acknowledgements(3) == [1, 2, 3]
+    assert store.calls == [[1], [2, 3], [2], [2], [2], [2], [2], [3]]
+    assert bench.refused == {1: [], 2: [("not_storable", 1)], 3: []}
+    assert bench.writer.failing is None
+    await bench.writer.close(WITHIN_S)
+
+
 async def test_who_brings_more_than_may_wait_waits():
     store = Store()
     claimed_bytes = batch(1, sample(1)).ByteSize()

@@ -118,8 +118,10 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
         try:
             hello = await self._hello(requests)
             replaced = asyncio.Event()
-            state = await self._attach(hello, replaced.set)
+            before = self._nodes.get(hello.node)
+            state = self._attach(hello, replaced.set)
             try:
+                await self._register(state, known=before is not None)
                 await self._converse(state, requests, context, replaced)
             finally:
                 self._nodes.detach(state)
@@ -147,16 +149,17 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
                 raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
         return hello
 
-    async def _attach(self, hello: Hello, replace: Callable[[], None]) -> NodeState:
-        now_us = self._now_us()
-        before = self._nodes.get(hello.node)
+    def _attach(self, hello: Hello, replace: Callable[[], None]) -> NodeState:
         try:
-            state = self._nodes.attach(hello, now_us, replace)
+            return self._nodes.attach(hello, self._now_us(), replace)
         except NodeTaken as taken:
             log.warning("a second daemon under one node name is refused", node=hello.node, daemon_id=hello.daemon_id)
             raise _Refused(grpc.StatusCode.ALREADY_EXISTS, str(taken)) from taken
+
+    async def _register(self, state: NodeState, *, known: bool) -> None:
+        hello, now_us = state.hello, self._now_us()
         # Who was here and has gone is known to have gone; of streams to other collectors only their traces are.
-        silent_before_us = now_us + 1 if before else now_us - round(HELD_ELSEWHERE_S * 1e6)
+        silent_before_us = now_us + 1 if known else now_us - round(HELD_ELSEWHERE_S * 1e6)
         try:
             await asyncio.to_thread(
                 self._registry.register_node,
@@ -171,9 +174,7 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
             self._nodes.forget(state)
             raise _Refused(grpc.StatusCode.ALREADY_EXISTS, str(taken)) from taken
         except StorageError as error:
-            self._nodes.detach(state)
             raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
-        return state
 
     async def _converse(self, state: NodeState, requests: Requests, context: Context, replaced: asyncio.Event) -> None:
         hello = state.hello

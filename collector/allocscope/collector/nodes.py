@@ -90,7 +90,8 @@ class Nodes:
 
     def forget(self, state: NodeState) -> None:
         """It was never one of this collector's."""
-        self._states.pop(state.hello.node, None)
+        if self._states.get(state.hello.node) is state:
+            del self._states[state.hello.node]
 
     def heard(self, state: NodeState, *, sent_us: int, now_us: int) -> None:
         """Something came."""

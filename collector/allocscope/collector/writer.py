@@ -7,6 +7,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,6 +23,8 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+DEFECTS_BORNE = 5
+"""So often a batch that makes us fail in a way we do not know is tried, alone, before it is refused."""
 
 
 class Store(Protocol):
@@ -112,6 +115,13 @@ def _size(claimed: collector_service_pb2.Batch) -> int:
     return samples + len(claimed.block_maps) + len(claimed.events)
 
 
+def _refuse(entry: _Entry, error: Exception) -> None:
+    log.error(
+        "a batch cannot be stored", node=entry.arrival.node, sequence=entry.arrival.claimed.sequence, error=repr(error)
+    )
+    entry.refuse("not_storable", str(error))
+
+
 @dataclass(slots=True)
 class _Queue:
     """Entries between the loop and the thread."""
@@ -180,24 +190,35 @@ class Writer:
             return [self._queue.entries.popleft() for _ in range(count)]
 
     def _keep(self, entries: list[_Entry]) -> bool:
-        """Until all is stored; False: the process ends before."""
-        pause_s = FIRST_PAUSE_S
+        """Until all is stored, or refused; False: the process ends before."""
+        pause_s, defects = FIRST_PAUSE_S, 0
         while not self._stop.is_set():
             try:
                 self._store_together(entries)
-            except Unstorable as error:
-                if len(entries) > 1:
-                    return all(self._keep([entry]) for entry in entries)
-                log.error("a batch cannot be stored", node=entries[0].arrival.node, error=str(error))
-                entries[0].refuse("not_storable", str(error))
             except StorageError as error:
+                if not isinstance(error, Unstorable):
+                    self._fails(error)
+                elif len(entries) > 1:
+                    return self._keep_each(entries)
+                else:
+                    _refuse(entries[0], error)
+                    continue
+            except Exception as error:  # noqa: BLE001  (a defect must end neither this thread nor everybody's storing)
+                if len(entries) > 1:
+                    return self._keep_each(entries)
+                defects += 1
                 self._fails(error)
-                self._stop.wait(pause_s * random.uniform(0.5, 1.5))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                if defects >= DEFECTS_BORNE:
+                    _refuse(entries[0], error)
             else:
                 self._works()
                 return True
+            self._stop.wait(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return False
+
+    def _keep_each(self, entries: list[_Entry]) -> bool:
+        return all(self._keep([entry]) for entry in entries)
 
     def _store_together(self, entries: list[_Entry]) -> None:
         batches = [entry.batch for entry in entries if entry.batch is not None]
@@ -206,7 +227,8 @@ class Writer:
                 stored = self._store.store(batches)
             self._observation.samples.inc(stored.samples)
         self._stored(batches, [(entry.arrival.node, refusal) for entry in entries for refusal in entry.refused])
-        self._loop.call_soon_threadsafe(self._finish, entries)
+        with suppress(RuntimeError):  # the loop is closed: the database answered after we gave it up
+            self._loop.call_soon_threadsafe(self._finish, entries)
 
     def _finish(self, entries: list[_Entry]) -> None:
         for entry in entries:
