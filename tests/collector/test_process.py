@@ -102,7 +102,7 @@ def test_everything_that_is_wrong_with_the_settings_is_said_at_once(starts):
         f"allocscope collector: 6 problem(s) with the settings; the file is {folder}/collector.toml",
         "databse is not a setting, but is in the file (did you mean 'database'?)",
         "--grpc-listen is 'everywhere': must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464",
-        "webhook is '…': must be http:// or https:// addresses",
+        "webhook is '…': must begin with http:// or https://",
         "retire_after_s is 1: must be from 5 to 604800",
         "queue_bytes is 'much': must be a whole number",
         "ALLOCSCOPE_COMMIT_BATCHES is '0': must be from 1 to 4096",

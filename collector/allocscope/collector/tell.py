@@ -57,7 +57,7 @@ class Notifiers:
 
 
 def notifiers(settings: CollectorSettings, observation: Observation, *, page_address: str) -> Notifiers:
-    """As the settings name them. BadAddress: one cannot be an address."""
+    """As the settings name them. AddressError: one cannot be an address."""
     channels: list[Channel] = [Alertmanager(address, page_address=page_address) for address in settings.alertmanager]
     channels += [Webhook(address) for address in settings.webhook]
     observer = _Observer(observation)
