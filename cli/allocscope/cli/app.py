@@ -15,6 +15,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "daemon": ("the service that gathers from the jobs of its node; one a node", "daemon"),
     "run": ("run a Python job with the probe in it, no line of it changed", ""),
     "play": ("behave, toward a daemon, as a recorded job did", ""),
+    "replay": ("what the allocator would do with requests that were written down", ""),
+    "oom": ("explain the out-of-memory texts in a log", ""),
     "rehearse": ("what the forecast would have said over a recorded run", ""),
 }
 """Name: what it does, and the extra (`pip install allocscope[…]`) that brings what it needs beyond the probe's dependencies."""

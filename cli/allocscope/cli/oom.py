@@ -1,0 +1,104 @@
+"""`allocscope oom`: what the out-of-memory texts of a log say, and what they prove."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, judge, read_log
+
+HELP = "explain the out-of-memory texts in a log"
+
+_CHUNK_BYTES = 1 << 20
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status: 0 whether or not a text is found, 1 where the log cannot be read."""
+    options = _parser().parse_args(arguments)
+    try:
+        report = _report(options.file)
+    except (OSError, EOFError) as error:
+        print(
+            f"allocscope oom: cannot read {options.file}: {getattr(error, 'strerror', None) or error}", file=sys.stderr
+        )
+        return 1
+    print(json.dumps(as_json(report)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="allocscope oom", description=HELP, allow_abbrev=False)
+    parser.add_argument("file", metavar="FILE", help="a log of any size, .gz too; - reads the standard input")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _report(file: str) -> OomReport:
+    if file == "-":
+        return read_log(_text(sys.stdin.buffer))
+    with Path(file).open("rb") as log:
+        if log.read(2) == b"\x1f\x8b":
+            with gzip.open(file) as unpacked:
+                return read_log(_text(unpacked))
+        log.seek(0)
+        return read_log(_text(log))
+
+
+def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
+    """The log's text by chunks; UTF-8, or UTF-16 where its first bytes say so (a PowerShell redirection)."""
+    chunk = log.read(_CHUNK_BYTES)
+    wide = chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
+    while chunk:
+        yield decoder.decode(chunk)
+        chunk = log.read(_CHUNK_BYTES)
+    yield decoder.decode(b"", final=True)
+
+
+def as_json(report: OomReport) -> dict[str, object]:
+    """The object that --json prints: bytes, null for what is not known."""
+    return {
+        "messages": [_message_json(message, judge(message)) for message in report.messages],
+        "retries": report.retries,
+        "lines": report.lines,
+        "left_out": report.left_out,
+    }
+
+
+def _message_json(message: OomMessage, judgement: Judgement) -> dict[str, object]:
+    return {
+        "is_oom": message.is_oom,
+        "requested_bytes": _bytes(message.requested),
+        "device": message.device,
+        "total_bytes": _bytes(message.total),
+        "free_bytes": _bytes(message.free),
+        "allowed_bytes": _bytes(message.allowed),
+        "this_process_bytes": _bytes(message.this_process),
+        "other_processes": [{"pid": p.pid, "used_bytes": _bytes(p.used)} for p in message.other_processes],
+        "allocated_bytes": _bytes(message.allocated),
+        "reserved_bytes": _bytes(message.reserved),
+        "unallocated_bytes": _bytes(message.unallocated),
+        "private_pools_bytes": _bytes(message.private_pools),
+        "cached_bytes": _bytes(message.cached),
+        "active_bytes": _bytes(message.active),
+        "other_bytes": _bytes(message.other),
+        "limit_bytes": _bytes(message.limit),
+        "verdict": judgement.verdict.value,
+        "why": judgement.why,
+        "origin": message.origin.value,
+        "kind": message.kind,
+        "rank": message.rank,
+        "worker": message.worker,
+        "line": message.line,
+        "times": message.times,
+    }
+
+
+def _bytes(figure: Figure | None) -> int | None:
+    return None if figure is None else figure.bytes
