@@ -8,7 +8,10 @@ AllocatorError
 │   └── NotASnapshotError      is something else
 ├── RecordingError             RUN.run.json, what a recording says beside its snapshot
 ├── SettingsError              a PYTORCH_CUDA_ALLOC_CONF string
-└── TraceError                 a history that contradicts itself, or begins in the middle
+├── TraceError                 a history that contradicts itself, or begins in the middle
+├── ReplayError                requests written down that cannot be replayed
+├── UndefinedStateError        a simulation has come to where the real allocator is corrupt
+└── OutOfMemoryError           a simulated request that cannot be served
 """
 
 
@@ -76,3 +79,27 @@ class TraceError(AllocatorError):
         super().__init__(f"trace entry {entry}: {problem}")
         self.entry = entry
         """Which, from 0."""
+
+
+class UndefinedStateError(AllocatorError):
+    """The real allocator would be corrupt or abort here (ALLOCATOR.md 5.4); what it would do next is not defined."""
+
+
+class OutOfMemoryError(AllocatorError):
+    """What torch.OutOfMemoryError is in a simulation; its message is PyTorch's own."""
+
+    def __init__(self, message: str, *, requested_bytes: int, segment_bytes: int, rejected: bool = False) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
+        self.segment_bytes = segment_bytes
+        """What was asked of the device; what the text calls "tried to allocate"."""
+        self.rejected = rejected
+        """By throw_on_cudamalloc_oom, before anything was tried."""
+
+
+class ReplayError(AllocatorError):
+    """Requests that cannot be replayed: not in the form that is known, or about allocations that there are not."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name}: {problem}")
+        self.name = name

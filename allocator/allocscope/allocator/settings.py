@@ -37,6 +37,9 @@ class AllocatorSettings:
     """A segment for requests between 1 and 10 MiB; the page of a large expandable segment."""
     gc_threshold: float = 0.0
     memory_fraction: float = 1.0
+    """Of the device, what may be reserved; 1: no such limit."""
+    throw_on_oom: bool = False
+    """Refuse at once what would exceed memory_fraction (throw_on_cudamalloc_oom, from 2.12 on)."""
     divisions: tuple[int, ...] = (0,) * DIVISIONS
     """By the octave of a request: into how many steps it is rounded; 0 and 1: to 512 bytes."""
 
@@ -124,16 +127,17 @@ def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSetting
         case "per_process_memory_fraction":
             return replace(settings, memory_fraction=float(value))
         case "expandable_segments":
-            return replace(
-                settings, expandable={"True": True, "False": False}[value] if value in _BOOLEANS else _no(value)
-            )
+            return replace(settings, expandable=_boolean(value))
+        case "throw_on_cudamalloc_oom":
+            return replace(settings, throw_on_oom=_boolean(value))
         case "roundup_power2_divisions":
             return replace(settings, divisions=_divisions(value))
         case _:
             return settings
 
 
-_BOOLEANS = ("True", "False")
+def _boolean(value: str) -> bool:
+    return value == "True" or (value != "False" and _no(value))
 
 
 def _no(value: str) -> bool:
