@@ -75,7 +75,7 @@ def _machine() -> str:
     load = os.getloadavg()[0]
     python = platform.python_version()
     return (
-        f"{len(os.sched_getaffinity(0))} CPUs, {platform.machine()}, Python {python}; load before and while: {load:.1f}"
+        f"{len(os.sched_getaffinity(0))} CPUs, {platform.machine()}, Python {python}; load average when done: {load:.1f}"
     )
 
 
