@@ -13,7 +13,7 @@ Not its business: where the log lies and how the answer is shown.
 from allocscope.allocator.messages.figures import Figure
 from allocscope.allocator.messages.log import LogReader, OomReport, read_log
 from allocscope.allocator.messages.message import OomMessage, Origin, ProcessFigure
-from allocscope.allocator.messages.verdict import Judgement, Verdict, judge
+from allocscope.allocator.messages.verdict import Judgement, Verdict, amount, judge
 
 __all__ = [
     "Figure",
@@ -24,6 +24,7 @@ __all__ = [
     "Origin",
     "ProcessFigure",
     "Verdict",
+    "amount",
     "judge",
     "read_log",
 ]

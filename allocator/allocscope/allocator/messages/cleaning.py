@@ -37,8 +37,10 @@ _PREFIX = re.compile(
             r"\((?P<worker_a>[^()\n]{0,60}\bpid=\d+[^()\n]{0,60})\):?",
             r"(?P<worker_b>[\w.-]{1,60}:\d+:\d+) \[(?P<device>\d{1,3})\]",
             r"\[pod/(?P<worker_c>[^\]\s]{1,100})\]",
-            r"\[?\d{4}[-/]\d\d[-/]\d\d[T _-]?\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-            r"(?:\s(?P<worker_d>[A-Z]{2}\d+(?:\s[A-Z]{2}\d+){0,3}))?\]?[:,|]?(?=\s|$|[\[(])",
+            (
+                r"\[?\d{4}[-/]\d\d[-/]\d\d[T _-]?\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+                r"(?:\s(?P<worker_d>[A-Z]{2}\d+(?:\s[A-Z]{2}\d+){0,3}))?\]?[:,|]?(?=\s|$|[\[(])"
+            ),
             r"\[?(?:\d\d-\d\d |[A-Z][a-z]{2} [ \d]\d )?\d\d:\d\d:\d\d(?:[.,]\d+)?\]?(?=\s|$)",
             r"\[?(?:ERROR|WARNING|WARN|INFO|DEBUG|CRITICAL|FATAL|TRACE)\]?(?=[\s:|]):?",
             r"std(?:err|out) [FP](?=\s)",
@@ -61,7 +63,14 @@ class Source:
     """Who wrote a line, as far as its prefix says."""
 
     rank: int | None = None
+    """The innermost of its ranks: launchers put their own before the job's."""
     worker: str | None = None
+    outer: int | None = None
+    """The outermost rank, where there are two."""
+
+    def without_inner(self) -> Source:
+        """What is left of it where only the launcher's prefix is there, as before a continuation."""
+        return self if self.outer is None else Source(self.outer, self.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +79,6 @@ class Line:
 
     source: Source | None
     """None: it does not say."""
-    dressed: bool
-    """Did it have a prefix, if only a time of day? One without may continue the line before."""
     device: int | None
     squeezed: str
 
@@ -99,18 +106,17 @@ def plain_lines(raw: str) -> list[str]:
 
 def undress(text: str) -> Line:
     """Whose line it is, and what it says."""
-    at, rank, worker, device, dressed = 0, None, None, None, False
+    at, rank, outer, worker, device = 0, None, None, None, None
     for _ in range(_MAX_PREFIXES):
         found = _PREFIX.match(text, at)
         if found is None or found.end() == at:
             break
         at = found.end()
-        dressed = dressed or not found[0].isspace()
         name = found.lastgroup
         if name is None:
             continue
         if name.startswith("rank"):
-            rank = int(found[name])
+            outer, rank = (outer if outer is not None else rank), int(found[name])
         elif name == "device":
             worker, device = found["worker_b"], int(found["device"])
         else:
@@ -120,6 +126,6 @@ def undress(text: str) -> Line:
     if rank is None and text.startswith("{"):
         inside = _JSON_RANK.search(text)
         rank = int(inside[1]) if inside else None
-    source = None if rank is None and worker is None else Source(rank, worker)
+    source = None if rank is None and worker is None else Source(rank, worker, outer)
     rest = _TRAILING.sub("", text[at:]) if len(text) < 4096 else text[at:]
-    return Line(source, dressed, device, squeeze(rest))
+    return Line(source, device, squeeze(rest))

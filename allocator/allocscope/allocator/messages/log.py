@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from allocscope.allocator.messages.cleaning import Line, Source, plain_lines, squeeze, undress
 from allocscope.allocator.messages.message import OomMessage, Origin
-from allocscope.allocator.messages.tokens import LONGEST_MESSAGE, START, anchored, drafts, retry_alone
+from allocscope.allocator.messages.tokens import LONGEST_MESSAGE, anchored, begins_message, drafts, retry_alone
 
 BLOCK_CHARS = 1 << 16
 """The log is read in blocks of about so many characters; one without any anchor is passed over."""
@@ -123,6 +123,7 @@ class LogReader:
         self._seam = ""
         self._kept: OrderedDict[Source, _Kept] = OrderedDict()
         self._last = Source()
+        self._parts: dict[Source, Source] = {}
         self._found = _Found()
 
     def feed(self, text: str) -> None:
@@ -173,12 +174,12 @@ class LogReader:
 
     def _take_line(self, raw: str) -> None:
         if self._middle:
-            self._keep(self._last, Line(None, False, None, squeeze(" ".join(plain_lines(raw)))))
+            self._keep(self._last, Line(None, None, squeeze(" ".join(plain_lines(raw)))))
             return
         source: Source | None = None
         for part in plain_lines(raw):
             line = undress(part)
-            source = line.source or source or self._unsaid(line)
+            source = self._source(line) or source or self._unsaid(line)
             self._last = source
             retry = retry_alone(line.squeezed)
             if retry is None:
@@ -186,9 +187,24 @@ class LogReader:
             else:
                 self._found.add(retry.message(self._line, source.rank, source.worker, line.device))
 
+    def _source(self, line: Line) -> Source | None:
+        """Whose a line is that says so; one that says only a part continues the last one of which that was a part."""
+        said = line.source
+        if said is None:
+            return None
+        part = Source(None, said.worker) if said.rank is not None and said.worker else said.without_inner()
+        if part != said:
+            if len(self._parts) >= MAX_SOURCES:
+                self._parts.clear()
+            self._parts[part] = said
+            return said
+        if begins_message(line.squeezed):
+            self._parts.pop(said, None)
+        return self._parts.get(said, said)
+
     def _unsaid(self, line: Line) -> Source:
         """Whose a line is that does not say: it continues the line before, unless it has a beginning of its own."""
-        return Source() if line.dressed or START in line.squeezed else self._last
+        return Source() if begins_message(line.squeezed) else self._last
 
     def _keep(self, source: Source, line: Line) -> None:
         kept = self._kept.get(source)

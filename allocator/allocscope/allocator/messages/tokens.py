@@ -41,8 +41,6 @@ ANCHORS = (
 )
 """Text without any of these holds no message, nor the middle of one."""
 
-START = "outofmemory"
-
 CLAUSE_GAP = 160
 """So many characters may stand between two clauses of a message: a prefix that is not known to be one."""
 LOOSE_GAP = 600
@@ -77,6 +75,8 @@ _TAILED = {
     "isreserved": "unallocated",
     "allocatedinpriv": "private_pools",
 }
+_AFTER = {"free": ";", "cached": ";", "allowed": ".;"}
+"""What stands before the amount of a phrase that other texts have too."""
 _WEAK = frozenset(
     {"requested:", "requestedsize:", "ofwhich", "maxallowed:", "free", "cached", "allowed", "isallocated"}
 )
@@ -110,6 +110,7 @@ _PHRASES = {
     "manual": r"documentationformemorymanagement",
 }
 _PHRASE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PHRASES.items()))
+_BEGINNING = re.compile(_PHRASES["oom"] + "|outofmemoryerror|" + _PHRASES["retry"])
 _AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)")
 _AMOUNT_BEFORE = re.compile(r"(?<!\d)(?<!\d\.)(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)$")
 _BARE = re.compile(r"(\d{1,18})(?![\d.])")
@@ -120,6 +121,11 @@ _RETRY = re.compile(
     r"memoryallocationfailedwithoom(?:ondevice(\d{1,4})(?!\d))?(?:whiletryingtoallocate(\d{1,18})bytes)?"
     r"(?:\(free:(\d{1,18})(?=,),?)?(?:total:(\d{1,18})\))?"
 )
+
+
+def begins_message(squeezed: str) -> bool:
+    """Is the beginning of a message in it?"""
+    return _BEGINNING.search(squeezed) is not None
 
 
 def anchored(squeezed: str) -> bool:
@@ -335,10 +341,10 @@ class _Reader:
             draft.end = end
 
     def _tailed(self, found: re.Match[str]) -> None:
-        if found[0] in ("free", "cached", "allowed") and self._text[found.end() : found.end() + 1].isalpha():
+        if found[0] in _AFTER and self._text[found.end() : found.end() + 1].isalpha():
             return
         amount = _AMOUNT_BEFORE.search(self._text, max(found.start() - 40, 0), found.start())
-        if amount is None:
+        if amount is None or self._text[amount.start() - 1] not in _AFTER.get(found[0], self._text[amount.start() - 1]):
             return
         draft = self._clause(
             found[0], _TAILED[found[0]], read_figure(amount[1], amount[2]), amount.start(), found.end()
@@ -426,7 +432,7 @@ def _retry_draft(found: re.Match[str] | None) -> Draft:
 def retry_alone(squeezed: str) -> Draft | None:
     """The one warning that a line is, whole; None where it is anything else."""
     at = squeezed.find("memoryallocationfailedwithoom")
-    if at < 0 or not squeezed.endswith(").") or len(squeezed) > 400 or START in squeezed:
+    if at < 0 or not squeezed.endswith(").") or len(squeezed) > 400:
         return None
     found = _RETRY.match(squeezed, at)
     return _retry_draft(found) if found and found.end() >= len(squeezed) - 1 else None
