@@ -155,7 +155,9 @@ def test_nothing_of_a_hostile_pickle_is_run(tmp_path, protocol):
         pytest.param(
             b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f.", HostilePickleError, "a bytearray", id="an endless bytearray"
         ),
-        pytest.param(b"\x80\x04\x8d" + b"\xff" * 8 + b"}.", CutOffError, "ends in the middle", id="an endless string"),
+        pytest.param(
+            b"\x80\x04\x8d" + b"\xff" * 8 + b"}.", HostilePickleError, "one value of", id="an endless string"
+        ),
         pytest.param(b"\x80\x04", CutOffError, "ends in the middle", id="a beginning"),
         pytest.param(b"\x80\x04]\xff.", NotASnapshotError, "byte 3 is", id="no such instruction"),
         pytest.param(b"\x80\x04u.", NotASnapshotError, "damaged pickle", id="an empty stack"),
@@ -189,13 +191,14 @@ ENTRY = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 1}
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (pickle.dumps([1]), "holds a list, not the dict"),
+        (pickle.dumps(7), "holds a int, not the dict"),
+        (pickle.dumps([1]), r"segments\[0\] is not as PyTorch writes it"),
         (snapshot_of(segments=None), "has no list 'segments'"),
         (snapshot_of(device_traces={}), "has no list 'device_traces'"),
         (snapshot_of(device_traces=[[{"action": "alloc"}]]), r"device_traces\[0\]\[0\] has no 'size'"),
-        (snapshot_of(device_traces=[[ENTRY, ENTRY | {"size": "8"}]]), r"device_traces\[0\]\[1\] .* not an integer"),
+        (snapshot_of(device_traces=[[ENTRY, ENTRY | {"size": "8"}]]), r"device_traces\[0\]\[1\] .* an integer should be"),
         (snapshot_of(device_traces=[[ENTRY | {"size": -8}]]), r"device_traces\[0\]\[0\] .* below 0"),
-        (snapshot_of(device_traces=[[ENTRY | {"action": []}]]), r"device_traces\[0\]\[0\] .* not a string"),
+        (snapshot_of(device_traces=[[ENTRY | {"action": []}]]), r"device_traces\[0\]\[0\] .* a string should be"),
         (snapshot_of(device_traces=[[7]]), r"device_traces\[0\]\[0\] is not as PyTorch writes it"),
         (snapshot_of(device_traces=[7]), r"device_traces\[0\] is a int, not a list"),
         (snapshot_of(segments=[{"address": 1}]), r"segments\[0\] has no"),

@@ -1,7 +1,9 @@
 """Plain values out of a pickle: dicts, lists, tuples, strings, numbers. Whatever a hostile one asks for is never run.
 
-The instructions of the pickle are read first, without obeying them: only such as make plain values may occur, and none that
-asks for memory out of proportion to its own size (a memo index of 2³² alone makes CPython's unpickler take 64 GiB).
+The instructions of the pickle go through a screen before the unpickler sees them: only such as make plain values may occur,
+and none that asks for memory out of proportion to its own size (a memo index of 2³² alone makes CPython's unpickler take
+64 GiB), or for tuples deep inside one another (whose hash exhausts the stack). The screen lets the bytes through in pieces, so
+that a large file never lies in memory whole, and can have every list handed to a hook as soon as it grows.
 """
 
 from __future__ import annotations
@@ -9,22 +11,116 @@ from __future__ import annotations
 import io
 import pickle
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
-from allocscope.allocator.errors import CutOffError, HostilePickleError, NotASnapshotError
+from allocscope.allocator.errors import CutOffError, HostilePickleError, NotASnapshotError, TooLargeError
 
-_RUN = re.compile(
-    rb"(?:[(.012N}\])aesutdl\x85-\x89\x8f-\x91\x94]"  # no argument
-    rb"|[hqK\x80].|M..|[Jj]....|[G\x95].{8}"  # of fixed length
-    rb"|\x8a(?:\x00|\x01.|\x02..|\x03.{3}|\x04.{4}|\x05.{5}|\x06.{6}|\x07.{7}|\x08.{8}|\x09.{9}))+",
-    re.DOTALL,
-)
-"""As many harmless instructions as there are in a row."""
+MEMORY_LIMIT_BYTES = 2 << 30
+"""How much the values of one file may take, by a rough count of its instructions."""
+PIECE_BYTES = 1 << 20
+PROTOCOL = b"\x80"
+"""What every pickle since protocol 2 begins with."""
+_TEXT_PICKLES = (b"(dp", b"(lp", b"(d.", b"(l.", b"}q", b"]q")
+_LONGEST_STRING = 1 << 24
+_LONGEST_NUMBER = 255
+_TUPLES_IN_TUPLES = 8
+
+
+def load_plain(
+    data: bytes | Iterable[bytes],
+    name: str,
+    *,
+    on_list: Callable[[list[Any]], None] | None = None,
+    forget_dicts: bool = False,
+    memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
+) -> Any:
+    """The plain value that a pickle of protocol 2 to 5 holds; `name` is what errors call it.
+
+    `on_list` is called with every list each time that instructions have added to it (pickles add up to 1,000 items at once),
+    and may change it in place. With `forget_dicts` the unpickler keeps no dict for its own later use, so that what `on_list`
+    takes out of a list is gone from memory; a dict that occurs twice in the pickle is then None (or an error) from the second
+    time on.
+
+    Raises CutOffError, HostilePickleError, NotASnapshotError or TooLargeError.
+    """
+    chunks = iter(pieces(data) if isinstance(data, bytes) else data)
+    first = _first(chunks)
+    if not first:
+        raise NotASnapshotError(name, "is empty")
+    if not first.startswith(PROTOCOL):
+        raise NotASnapshotError(name, _not_a_pickle(first))
+    screen = _Screen(first, chunks, name, hooked=on_list is not None, forget=forget_dicts, limit=memory_limit_bytes)
+    try:
+        value = _PlainUnpickler(io.BufferedReader(screen, 1 << 17), name, on_list).load()
+        for _ in chunks:  # the end of a compressed file tells whether it is whole
+            pass
+        return value
+    except (HostilePickleError, CutOffError, TooLargeError, NotASnapshotError):
+        raise
+    except EOFError as error:
+        raise CutOffError(name, "its pickle ends in the middle") from error
+    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
+        raise NotASnapshotError(name, f"is a damaged pickle ({type(error).__name__}: {error})") from error
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """A file's bytes in pieces."""
+    return (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+
+
+def _first(chunks: Iterator[bytes]) -> bytes:
+    return next((chunk for chunk in chunks if chunk), b"")
+
+
+def _not_a_pickle(first: bytes) -> str:
+    if first.startswith(_TEXT_PICKLES):
+        return "is a pickle of protocol 0 or 1, which PyTorch never writes; dump it again with protocol 4"
+    return "is not a pickle"
+
+
+def _of_length(code: bytes, lengths: Iterable[int]) -> bytes:
+    """An instruction whose argument begins with its length, for these lengths, the frequent ones first."""
+    return b"|".join(b"\\x%02x\\x%02x.{%d}" % (code[0], length, length) for length in lengths)
+
+
+def _run(plain: bytes) -> re.Pattern[bytes]:
+    """As many harmless instructions as there are in a row; `plain`: those without arguments that need no look.
+
+    No possessive repeat: CPython before 3.11.5 ends it in the wrong place where an alternative fails half way.
+    """
+    return re.compile(
+        rb"(?:h.|K.K.\x86|K.|[jJ].{4}|M..|["
+        + plain
+        + rb"(012N)usld\x88\x89\x94]+|q.|\x80.|G.{8}|"
+        + _of_length(b"\x8a", (6, 7, 5, 8, 4, 3, 9, 2, 1, 0))
+        + b"|"
+        + _of_length(b"\x8c", (3, 6, 5, *range(3), 4, *range(7, 64)))
+        + b")*",
+        re.DOTALL,
+    )
+
+
+_RUNS = {
+    (False, False): _run(rb"}\]ea"),
+    (True, False): _run(rb"}\]"),
+    (False, True): _run(rb"\]ea"),
+    (True, True): _run(rb"\]"),
+}
+"""By whether lists are hooked and dicts forgotten."""
 _COUNTED = {b"\x8a": 1, b"\x8b": 4, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8, b"\x8c": 1, b"X": 4, b"\x8d": 8}
 """Numbers, bytes and strings that begin with their length, and how many bytes that has."""
-_LONG_PUT = b"r"
-_PROTOCOL = b"\x80"
-"""What every pickle since protocol 2 begins with."""
+_FIXED = {
+    b"h": 2, b"q": 2, b"K": 2, b"\x80": 2, b"M": 3, b"j": 5, b"J": 5, b"r": 5, b"G": 9, b"\x95": 9,
+}  # fmt: skip
+"""How long harmless instructions with an argument of fixed length are."""
+_PUT_NEXT, _PUT, _LONG_PUT, _FRAME, _STOP, _DICT = b"\x94", b"q", b"r", b"\x95", b".", b"}"
+_TUPLES = b"t\x85\x86\x87"
+_ADDS = b"ea"
+_HAND_OVER = b"Q"
+"""The instruction that calls `persistent_load`; in a file it is refused, so it can only come from the screen."""
+_LARGE_OBJECTS = b"])}lt\x85\x86\x87"
+_SMALL_OBJECTS = b"N2(\x94\x88\x89hKq0"
 _HOSTILE = {
     b"R": "a call",
     b"b": "an object's state to be set",
@@ -37,64 +133,135 @@ _HOSTILE = {
     b"\x84": "a registered extension",
     b"P": "an object kept elsewhere",
     b"Q": "an object kept elsewhere",
+    b"\x8f": "a set",
+    b"\x90": "a set",
+    b"\x91": "a set",
     b"\x96": "a bytearray",
     b"\x97": "a buffer",
     b"\x98": "a buffer",
 }
 
 
-def load_plain(data: bytes, name: str) -> Any:
-    """The plain value that a pickle of protocol 2 or later holds; `name` is what errors call it."""
-    if not data:
-        raise NotASnapshotError(name, "is empty")
-    if not data.startswith(_PROTOCOL):
-        raise NotASnapshotError(name, "is not a pickle")
-    _check(data, name)
-    try:
-        return _PlainUnpickler(data, name).load()
-    except HostilePickleError:
-        raise
-    except EOFError as error:
-        raise CutOffError(name, "its pickle ends in the middle") from error
-    except Exception as error:  # a damaged pickle raises whatever its bytes happen to ask for
-        raise NotASnapshotError(name, f"is a damaged pickle ({type(error).__name__}: {error})") from error
+class _Screen(io.RawIOBase):
+    """The pickle as the unpickler may see it, piece by piece."""
 
+    def __init__(
+        self, first: bytes, chunks: Iterator[bytes], name: str, *, hooked: bool, forget: bool, limit: int
+    ) -> None:
+        super().__init__()
+        self._chunks, self._name, self._hooked, self._forget = chunks, name, hooked, forget
+        self._run = _RUNS[hooked, forget].match
+        self._memory_left = limit
+        self._limit = limit
+        self._next: bytes | None = first
+        self._rest = b""
+        """The beginning of an instruction whose end has not come yet."""
+        self._passed = 0
+        """How many bytes came before it."""
+        self._stopped = False
+        self._ready = memoryview(b"")
 
-def _check(data: bytes, name: str) -> None:
-    at, end = 0, len(data)
-    while at < end:
-        if (run := _RUN.match(data, at)) is not None:
-            at = run.end()
-            if at == end:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            if self._stopped:
+                return 0
+            self._ready = memoryview(self._screened())
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _screened(self) -> bytes:
+        chunk = self._next if self._next is not None else next(self._chunks, None)
+        self._next = None
+        if chunk is None:
+            raise CutOffError(self._name, "its pickle ends in the middle")
+        self._count(chunk)
+        data = self._rest + chunk
+        out: list[bytes] = []
+        copied = at = 0
+        while (at := self._harmless(data, at)) < len(data):
+            code = data[at : at + 1]
+            if code == _STOP:
+                self._stopped = True
+                at += 1
                 break
-        code = data[at : at + 1]
+            length = self._length(data, at, code)
+            if at + length > len(data):
+                break
+            if code == _FRAME:
+                out.append(data[copied:at])
+                copied = at + length
+            elif code == _DICT:
+                put = self._put_after(data, at + 1)
+                if put is None:
+                    break
+                if put:
+                    # a place in the memo is taken by None instead, since later places are counted from it
+                    out += (data[copied:at], b"N\x940}" if put == 1 else b"}")
+                    copied = at + 1 + put
+                    length += put
+            elif code in _TUPLES or (code in _ADDS and self._hooked):
+                out += (data[copied : at + 1], _HAND_OVER)
+                copied = at + 1
+            elif code == _LONG_PUT and int.from_bytes(data[at + 1 : at + 5], "little") > self._passed + at:
+                raise HostilePickleError(self._name, "memory out of proportion")
+            at += length
+        out.append(data[copied:at])
+        self._rest = data[at:]
+        self._passed += at
+        return b"".join(out)
+
+    def _harmless(self, data: bytes, at: int) -> int:
+        """Where the harmless instructions from `at` on end."""
+        run = self._run(data, at)
+        return run.end() if run else at
+
+    def _length(self, data: bytes, at: int, code: bytes) -> int:
+        """Of an instruction and its argument, as far as is there."""
         if (width := _COUNTED.get(code)) is not None:
             start = at + 1 + width
-            at = start + int.from_bytes(data[at + 1 : start], "little")
-        elif code == _LONG_PUT:
-            if int.from_bytes(data[at + 1 : at + 5], "little") > at:
-                raise HostilePickleError(name, "memory out of proportion")
-            at += 5
-        elif _is_cut(data, at):
-            break
-        else:
-            raise _refusal(data, at, name)
-    if at > end or data[-1:] != b".":
-        raise CutOffError(name, "its pickle ends in the middle")
+            if start > len(data):
+                return start - at
+            count = int.from_bytes(data[at + 1 : start], "little")
+            if count > (_LONGEST_NUMBER if code in b"\x8a\x8b" else _LONGEST_STRING):
+                raise self._out_of_proportion(count)
+            return start + count - at
+        if code in _FIXED:
+            return _FIXED[code]
+        if code in b"}]ea" or code in _TUPLES:
+            return 1
+        raise _refusal(data, at, self._passed + at, self._name)
+
+    def _out_of_proportion(self, count: int) -> Exception:
+        return HostilePickleError(self._name, f"one value of {count} bytes")
+
+    def _put_after(self, data: bytes, at: int) -> int | None:
+        """How long the instruction is, if one is there, that keeps what was just made; None: not known yet."""
+        code = data[at : at + 1]
+        if not code:
+            return None
+        length = 1 if code == _PUT_NEXT else 2 if code == _PUT else 5 if code == _LONG_PUT else 0
+        return length if at + length <= len(data) else None
+
+    def _count(self, chunk: bytes) -> None:
+        large = len(chunk) - len(chunk.translate(None, _LARGE_OBJECTS))
+        small = len(chunk) - len(chunk.translate(None, _SMALL_OBJECTS))
+        self._memory_left -= 64 * large + 8 * small + len(chunk)
+        if self._memory_left < 0:
+            raise TooLargeError(self._name, self._limit)
 
 
-def _is_cut(data: bytes, at: int) -> bool:
-    """Whether a harmless instruction's argument is missing."""
-    return len(data) - at < 10 and data[at : at + 1] in b"hqK\x80MJjG\x95"
-
-
-def _refusal(data: bytes, at: int, name: str) -> Exception:
+def _refusal(data: bytes, at: int, position: int, name: str) -> Exception:
     code = data[at : at + 1]
     if code in b"c\x93":
         return HostilePickleError(name, f"{_wanted(data, at)} to be imported")
     if code in _HOSTILE:
         return HostilePickleError(name, _HOSTILE[code])
-    return NotASnapshotError(name, f"is a damaged pickle (byte {at} is {code!r})")
+    return NotASnapshotError(name, f"is a damaged pickle (byte {position} is {code!r})")
 
 
 def _wanted(data: bytes, at: int) -> str:
@@ -107,14 +274,25 @@ def _wanted(data: bytes, at: int) -> str:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Looks nothing up, whatever `_check` may have let through."""
+    """Looks nothing up, whatever the screen may have let through; what the screen hands over goes to the hook."""
 
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(io.BytesIO(data))
-        self._name = name
+    def __init__(self, file: io.BufferedReader, name: str, on_list: Callable[[list[Any]], None] | None) -> None:
+        super().__init__(file)
+        self._name, self._on_list = name, on_list
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise HostilePickleError(self._name, f"{module}.{name} to be imported")
 
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise HostilePickleError(self._name, "an object kept elsewhere")
+    def persistent_load(self, pid: Any) -> Any:
+        if type(pid) is list:
+            if self._on_list is not None:
+                self._on_list(pid)
+        elif type(pid) is tuple and _depth(pid, 0) > _TUPLES_IN_TUPLES:
+            raise HostilePickleError(self._name, "tuples deep inside one another")
+        return pid
+
+
+def _depth(value: tuple[Any, ...], above: int) -> int:
+    if above > _TUPLES_IN_TUPLES:
+        return above
+    return max((_depth(item, above + 1) for item in value if type(item) is tuple), default=above)

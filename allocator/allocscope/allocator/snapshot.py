@@ -1,23 +1,59 @@
 """PyTorch's memory snapshots, read without running anything that they may ask for.
 
-A snapshot (ALLOCATOR.md 7) is a pickle of plain values, often compressed. Here its bytes become a `Snapshot` of frozen
-values. Its entries keep PyTorch's words.
+A snapshot (ALLOCATOR.md 7) is a pickle of plain values, or JSON, often compressed. Here its bytes become a `Snapshot` of
+frozen values. Its entries keep PyTorch's words. What is read: what torch.cuda.memory._snapshot(), memory_snapshot() and
+_dump_snapshot() of PyTorch 1.13 to 2.14 give, and what later ones add is passed over.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import CutOffError, NotASnapshotError, SettingsError, TooLargeError
-from allocscope.allocator.plain import load_plain
-from allocscope.allocator.settings import AllocatorSettings, settings_of_snapshot
+from allocscope.allocator.plain import PIECE_BYTES, PROTOCOL, load_plain, pieces
+from allocscope.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, settings_of_snapshot
 
 GZIP_MAGIC = b"\x1f\x8b"
 UNPACKED_LIMIT_BYTES = 1 << 30
 DEFAULT_POOL = (0, 0)
+LIVE, AWAITING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
+_NO_LARGER = 1 << 64
+_BOM = b"\xef\xbb\xbf"
+_ZIP_MAGIC = b"PK\x03\x04"
+
+Source = Callable[[], Iterable[bytes]]
+"""A file's bytes in pieces, from the beginning, each time that it is called."""
+
+
+class Frame(NamedTuple):
+    """A line of a recorded allocation stack."""
+
+    name: str
+    filename: str
+    line: int
+
+
+class Stack:
+    """A recorded stack, innermost frame first, as PyTorch wrote it."""
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Sequence[Any]) -> None:
+        self._told = told
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The frames; what is none is left out."""
+        return tuple(
+            frame for item in self._told if (frame := item if type(item) is Frame else _frame(item)) is not None
+        )
 
 
 class TraceEntry(NamedTuple):
@@ -31,10 +67,18 @@ class TraceEntry(NamedTuple):
     """alloc, free_*: as asked for; segment_*: real; oom: rounded."""
     stream: int
     time_us: int
+    """0: not told (PyTorch before 2.2)."""
     pool_id: tuple[int, int]
     """Of a private pool; (0, 0) is the default, and what PyTorch before 2.12 leaves out."""
     device_free: int | None
     """oom: free on the device then, bytes."""
+    told_frames: Sequence[Any] | None = None
+    """The stack as PyTorch wrote it (see `stack`); None: not recorded."""
+
+    @property
+    def stack(self) -> Stack | None:
+        """Where it was asked for, if that was recorded."""
+        return Stack(self.told_frames) if self.told_frames else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +86,14 @@ class SnapshotBlock:
     """A block of a segment."""
 
     address: int
+    """Where PyTorch (1.13) does not tell, counted from the segment's."""
     size: int
     requested_size: int | None
     """None where PyTorch (before 2.0) does not tell; of an inactive block it means nothing."""
     state: str
     """active_allocated, active_pending_free, inactive."""
+    stack: Stack | None = field(default=None, compare=False)
+    """Where it was allocated, if that was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +109,10 @@ class SnapshotSegment:
     pool_id: tuple[int, int]
     is_expandable: bool
     blocks: tuple[SnapshotBlock, ...]
+    allocated_size: int | None = field(default=None, compare=False)
+    """What PyTorch says of the blocks itself; None: it does not. So are the next two."""
+    active_size: int | None = field(default=None, compare=False)
+    requested_size: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,68 +121,281 @@ class Snapshot:
 
     segments: tuple[SnapshotSegment, ...]
     traces: tuple[tuple[TraceEntry, ...], ...]
-    """By device ordinal; oldest first."""
+    """By device ordinal; oldest first. Empty where there is no history (memory_snapshot())."""
     settings: AllocatorSettings
     conf: str
     """The last PYTORCH_CUDA_ALLOC_CONF string that the process read."""
+    told_settings: Mapping[str, Any] | None = None
+    """allocator_settings as PyTorch (from 2.1 on) wrote it; None: it did not."""
+    settings_problem: str | None = None
+    """Why `settings` are the defaults and not what was told."""
+    host_segments: tuple[int, ...] = ()
+    """Sizes of pinned host memory's segments (PyTorch from 2.14 on); no part of any device."""
+    more: tuple[str, ...] = ()
+    """Names of what else the snapshot holds."""
 
 
-def read_snapshot(data: bytes, name: str, *, limit_bytes: int = UNPACKED_LIMIT_BYTES) -> Snapshot:
-    """A snapshot from a file's bytes, compressed or not; `name` is what errors call it."""
-    value = load_plain(unpack(data, name, limit_bytes) if data.startswith(GZIP_MAGIC) else data, name)
+def read_snapshot(
+    data: bytes | Source, name: str, *, limit_bytes: int = UNPACKED_LIMIT_BYTES, tolerant: bool = False
+) -> Snapshot:
+    """A snapshot from a file's bytes, whatever its form; `name` is what errors call it.
+
+    Pickles of protocol 2 to 5, JSON, either compressed by gzip or not, holding the dict of _snapshot() or the bare list of
+    memory_snapshot(). A file given as a `Source` is read in pieces and never lies in memory whole (JSON does). `limit_bytes`
+    bounds what it unpacks to. With `tolerant`, settings that cannot be read are told in `settings_problem`.
+
+    Raises CutOffError, HostilePickleError, TooLargeError, NotASnapshotError.
+    """
+    source = partial(pieces, data) if isinstance(data, bytes) else data
+
+    def unpacked() -> Iterator[bytes]:
+        return _unpacked(source(), name, limit_bytes)
+
+    start = next((piece for piece in unpacked() if piece), b"")
+    if not start.startswith(PROTOCOL) and start.removeprefix(_BOM).lstrip()[:1] in (b"{", b"["):
+        return _snapshot(_load_json(b"".join(unpacked()), name), name, tolerant=tolerant)
+    if start.startswith(_ZIP_MAGIC):
+        raise NotASnapshotError(name, "is a zip file, as torch.save() makes; dump the snapshot by pickle instead")
+    return _read_pickle(unpacked, name, tolerant=tolerant)
+
+
+def _read_pickle(unpacked: Source, name: str, *, tolerant: bool) -> Snapshot:
+    """The same of a pickle: the way that takes little memory first, the one that works with every pickle last."""
+
+    def attempt(on_list: Callable[[list[Any]], None], *, forget_dicts: bool = False) -> Snapshot:
+        value = load_plain(unpacked(), name, on_list=on_list, forget_dicts=forget_dicts)
+        return _snapshot(value, name, tolerant=tolerant)
+
+    try:
+        return attempt(_Compaction(name).entries)
+    except _FramesAnewError:
+        with suppress(NotASnapshotError):
+            return attempt(_Compaction(name).entries_and_frames, forget_dicts=True)
+    except NotASnapshotError:
+        pass  # damaged; or the same entry occurs twice
+    return attempt(_Compaction(name, careful=True).entries)
+
+
+def _snapshot(value: Any, name: str, *, tolerant: bool) -> Snapshot:
+    if isinstance(value, list):
+        value = {"segments": value}
     if not isinstance(value, Mapping):
         raise NotASnapshotError(
             name, f"holds a {type(value).__name__}, not the dict that torch.cuda.memory._snapshot() gives"
         )
-    for key in ("segments", "device_traces"):
-        if not isinstance(value.get(key), list):
+    segments, traces = value.get("segments"), value.get("device_traces", [])
+    for key, told in (("segments", segments), ("device_traces", traces)):
+        if not isinstance(told, list):
             raise NotASnapshotError(name, f"has no list {key!r}; was it made by torch.cuda.memory._snapshot()?")
-    told = value.get("allocator_settings") or {}
-    try:
-        settings, conf = settings_of_snapshot(told), told.get("PYTORCH_CUDA_ALLOC_CONF") or ""
-    except (SettingsError, AttributeError, TypeError, ValueError) as error:
-        raise NotASnapshotError(name, f"allocator_settings are not as PyTorch writes them ({error})") from error
+    told_settings = value.get("allocator_settings")
+    settings, conf, problem = _settings(told_settings)
+    if problem and not tolerant:
+        raise NotASnapshotError(name, f"allocator_settings are not as PyTorch writes them ({problem})")
     return Snapshot(
-        segments=_converted(_segment, value["segments"], "segments", name),
+        segments=_converted(_segment, segments, "segments", name),
         traces=tuple(
-            _converted(_entry, trace, f"device_traces[{device}]", name)
-            for device, trace in enumerate(value["device_traces"])
+            _converted(_entry, trace, f"device_traces[{device}]", name) for device, trace in enumerate(traces)
         ),
         settings=settings,
         conf=conf,
+        told_settings=told_settings if isinstance(told_settings, Mapping) else None,
+        settings_problem=problem,
+        host_segments=_host_segments(value.get("host_segments")),
+        more=tuple(str(key) for key in value if key not in _KNOWN_KEYS),
     )
+
+
+_KNOWN_KEYS = frozenset(
+    ("segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces")
+)
+
+
+# from a file's bytes to plain values
+
+
+def _load_json(data: bytes, name: str) -> Any:
+    try:
+        return json.loads(data, object_hook=_Compaction(name).one)
+    except (ValueError, RecursionError) as error:
+        raise NotASnapshotError(name, f"is neither a pickle nor JSON ({error})") from error
 
 
 def unpack(data: bytes, name: str, limit_bytes: int = UNPACKED_LIMIT_BYTES) -> bytes:
     """Decompress a gzip file of one or more members, up to a limit."""
     if not data.startswith(GZIP_MAGIC):
         raise NotASnapshotError(name, "is not gzip")
-    parts: list[bytes] = []
+    return b"".join(_unpacked(pieces(data), name, limit_bytes))
+
+
+def _unpacked(packed: Iterable[bytes], name: str, limit_bytes: int) -> Iterator[bytes]:
+    """The file in pieces, decompressed where the first says that they are gzip."""
     left = limit_bytes
-    while data.startswith(GZIP_MAGIC):
-        member = zlib.decompressobj(wbits=31)
-        try:
-            part = member.decompress(data, left + 1)
-        except zlib.error as error:
-            raise NotASnapshotError(name, f"is damaged gzip ({error})") from error
-        left -= len(part)
+    for piece in _gunzipped(iter(packed), name):
+        left -= len(piece)
         if left < 0:
             raise TooLargeError(name, limit_bytes)
-        if not member.eof:
-            raise CutOffError(name, "its gzip ends in the middle")
-        parts.append(part)
+        yield piece
+
+
+def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
+    data = next(packed, b"")
+    while 0 < len(data) < len(GZIP_MAGIC) and (more := next(packed, b"")):
+        data += more
+    if not data.startswith(GZIP_MAGIC):
+        yield data
+        yield from packed
+        return
+    while data.startswith(GZIP_MAGIC):
+        member = zlib.decompressobj(wbits=31)
+        while True:
+            try:
+                piece = member.decompress(data, PIECE_BYTES)
+            except zlib.error as error:
+                raise NotASnapshotError(name, f"is damaged gzip ({error})") from error
+            yield piece
+            if member.eof:
+                break
+            data = member.unconsumed_tail
+            if not data and not piece and not (data := next(packed, b"")):
+                raise CutOffError(name, "its gzip ends in the middle")
         data = member.unused_data
-    return b"".join(parts)
+        while len(data) < len(GZIP_MAGIC) and (more := next(packed, b"")):
+            data += more
+
+
+# what would take most of the memory is made small while the rest is still being read
+
+
+class _FramesAnewError(NotASnapshotError):
+    """Every frame is written out wherever it occurs, while PyTorch's own pickles have each once."""
+
+
+class _Compaction:
+    """Turns dicts that are many into values that are small, and equal ones into one."""
+
+    def __init__(self, name: str, *, careful: bool = False) -> None:
+        self._name, self._careful = name, careful
+        self._frames: dict[Frame, Frame] = {}
+        self._pools: dict[tuple[Any, ...], tuple[int, int]] = {DEFAULT_POOL: DEFAULT_POOL}
+        self._looked_at_frames = careful
+
+    def entries_and_frames(self, items: list[Any]) -> None:
+        """Entries and frames, in place; for a pickle in which each is written out wherever it occurs."""
+        self._looked_at_frames = True
+        last = items[-1] if items else None
+        if None in items:
+            raise NotASnapshotError(self._name, "has a frame in several places")
+        if type(last) is dict and "filename" in last:
+            items[:] = [self._frame(item) for item in items]
+        else:
+            self.entries(items)
+
+    def entries(self, items: list[Any]) -> None:
+        """The entries that were added last, in place. What is none, or not as PyTorch writes it, is left as it is."""
+        last = items[-1] if items else None
+        if type(last) is not dict or "action" not in last:
+            return
+        start = len(items) - 1
+        while start and type(items[start - 1]) is dict:
+            start -= 1
+        told = items[start:]
+        if not self._looked_at_frames and (stacks := [entry["frames"] for entry in told if entry.get("frames")]):
+            self._looked_at_frames = True
+            if _are_written_anew(stacks):
+                raise _FramesAnewError(self._name, "has its frames in many copies")
+        if (entries := self._entries(told)) is not None:
+            items[start:] = entries
+            for entry in () if self._careful else told:
+                entry.clear()  # the unpickler keeps it to the end
+
+    def one(self, told: dict[str, Any]) -> Any:
+        """One dict of any kind, for a reader that tells of dicts only."""
+        if "action" in told:
+            entries = self._entries([told])
+            return entries[0] if entries else told
+        return self._frame(told) if "filename" in told else told
+
+    def _frame(self, item: Any) -> Any:
+        frame = _frame(item)
+        return item if frame is None else self._frames.setdefault(frame, frame)
+
+    def _entries(self, told: list[dict[str, Any]]) -> list[TraceEntry] | None:
+        """The entries, column by column; None where any of them is out of the ordinary."""
+        try:
+            actions, addresses, sizes, streams = zip(*map(_ORDINARY, told), strict=True)
+            pools = [self._pool(entry.get("pool_id", DEFAULT_POOL)) for entry in told]
+        except (KeyError, TypeError, ValueError):
+            return None
+        times = [entry.get("time_us", 0) for entry in told]
+        numbers = (addresses, sizes, streams, times)
+        if set(map(type, actions)) != {str} or any(set(map(type, column)) != {int} for column in numbers):
+            return None
+        if min(addresses) < 0 or min(sizes) < 0 or any("device_free" in entry for entry in told):
+            return None
+        frees = (None,) * len(told)
+        frames = [entry.get("frames") for entry in told]
+        if not set(map(type, frames)) <= {list, type(None)}:
+            return None
+        columns = zip(actions, addresses, sizes, streams, times, pools, frees, frames, strict=True)
+        return list(map(_new_entry, columns))
+
+    def _pool(self, told: Any) -> tuple[int, int]:
+        key = told if type(told) is tuple else tuple(told)
+        known = self._pools.get(key)
+        if known is None:
+            known = self._pools[key] = _pool_id(key)
+        return known
+
+
+def _are_written_anew(stacks: list[Any]) -> bool:
+    """Whether these stacks have several dicts for the same frame."""
+    dicts = {id(item): item for stack in stacks[:_LOOKED_AT] if type(stack) is list for item in stack}
+    return len(dicts) > 4 * len(set(map(_frame, dicts.values()))) + _LOOKED_AT
+
+
+_LOOKED_AT = 100
+_ORDINARY = itemgetter("action", "addr", "size", "stream")
+
+
+def _frame(told: Any) -> Frame | None:
+    try:
+        name, filename, line = told["name"], told["filename"], told["line"]
+    except (KeyError, TypeError, IndexError):
+        return None
+    if type(name) is not str or type(filename) is not str or type(line) is not int:
+        return None
+    return Frame(name, filename, line)
+
+
+# from plain values to ours
+
+
+def _settings(told: Any) -> tuple[AllocatorSettings, str, str | None]:
+    """Settings, the string they come from, and what is wrong with them."""
+    if not told:
+        return AllocatorSettings(), "", None
+    try:
+        return settings_of_snapshot(told), told.get("PYTORCH_CUDA_ALLOC_CONF") or "", None
+    except (SettingsError, AttributeError, TypeError, ValueError) as error:
+        conf = told.get("PYTORCH_CUDA_ALLOC_CONF") if isinstance(told, Mapping) else None
+        return AllocatorSettings(), conf if type(conf) is str else "", str(error)
+
+
+def _host_segments(told: Any) -> tuple[int, ...]:
+    if not isinstance(told, list):
+        return ()
+    sizes = (item.get("total_size", item.get("size")) for item in told if isinstance(item, Mapping))
+    return tuple(size for size in sizes if type(size) is int and size >= 0)
 
 
 def _converted(convert: Callable[[Any], Any], items: Any, where: str, name: str) -> tuple[Any, ...]:
-    if not isinstance(items, Sequence):
+    if not isinstance(items, Sequence) or isinstance(items, (str, bytes)):
         raise NotASnapshotError(name, f"{where} is a {type(items).__name__}, not a list")
     index = 0
     converted = []
     try:
         for index, item in enumerate(items):  # noqa: B007  the error says where
-            converted.append(convert(item))
+            converted.append(item if type(item) is TraceEntry else convert(item))
     except KeyError as error:
         raise NotASnapshotError(name, f"{where}[{index}] has no {error}") from error
     except (TypeError, ValueError, AttributeError) as error:
@@ -140,51 +404,101 @@ def _converted(convert: Callable[[Any], Any], items: Any, where: str, name: str)
 
 
 def _entry(told: Mapping[str, Any]) -> TraceEntry:
-    get = told.get
-    action, address, size, stream = told["action"], get("addr", 0), told["size"], told["stream"]
-    time_us, pool_id, free = get("time_us", 0), get("pool_id", DEFAULT_POOL), get("device_free")
-    if type(action) is not str:
-        raise TypeError("its action is not a string")
-    if not (
-        type(address) is type(size) is type(stream) is type(time_us) is int and (free is None or type(free) is int)
-    ):
-        raise TypeError("a number is not an integer")
-    if address < 0 or size < 0:
-        raise ValueError("an address or a size is below 0")
-    if pool_id != DEFAULT_POOL:
-        pool_id = _pool_id(pool_id)
-    return _new_entry(TraceEntry, (action, address, size, stream, time_us, pool_id, free))
-
-
-_new_entry: Callable[..., TraceEntry] = tuple.__new__
-
-
-def _segment(told: Mapping[str, Any]) -> SnapshotSegment:
-    address = _int(told["address"])
-    blocks = []
-    at = address
-    for block in told["blocks"]:
-        at = _int(block.get("address", at))
-        size = _int(block["size"])
-        requested = block.get("requested_size")
-        blocks.append(SnapshotBlock(at, size, None if requested is None else _int(requested), _str(block["state"])))
-        at += size
-    return SnapshotSegment(
-        device=_int(told.get("device", 0)),
-        address=address,
-        total_size=_int(told["total_size"]),
-        stream=_int(told["stream"]),
-        segment_type=_str(told["segment_type"]),
-        pool_id=_pool_id(told.get("segment_pool_id", DEFAULT_POOL)),
-        is_expandable=bool(told.get("is_expandable", False)),
-        blocks=tuple(blocks),
+    action, get = _str(told["action"]), told.get
+    known = action in _KNOWN_ACTIONS
+    frames = get("frames")
+    return TraceEntry(
+        action=action,
+        address=_size(get("addr") or 0),
+        size=_size(told["size"] if known else get("size") or 0),
+        stream=_int(told["stream"] if known else get("stream") or 0),
+        time_us=_int(get("time_us", 0)),
+        pool_id=_pool_id(get("pool_id", DEFAULT_POOL)),
+        device_free=None if (free := get("device_free")) is None else _int(free),
+        told_frames=frames if type(frames) is list else None,
     )
 
 
+_KNOWN_ACTIONS = frozenset(
+    (
+        "alloc",
+        "free_requested",
+        "free_completed",
+        "segment_alloc",
+        "segment_free",
+        "segment_map",
+        "segment_unmap",
+        "oom",
+    )
+)
+_new_entry: Callable[[Iterable[Any]], TraceEntry] = partial(tuple.__new__, TraceEntry)
+
+
+def _segment(told: Mapping[str, Any]) -> SnapshotSegment:
+    total_size, get = _size(told["total_size"]), told.get
+    address = _size(get("address") or 0)
+    blocks = []
+    at = address
+    for block in told["blocks"]:
+        at = _size(block.get("address", at))
+        size = _size(block["size"])
+        blocks.append(SnapshotBlock(at, size, _requested(block), _str(block["state"]), _stack_of(block)))
+        at += size
+    return SnapshotSegment(
+        device=_size(get("device") or 0),
+        address=address,
+        total_size=total_size,
+        stream=_int(get("stream") or 0),
+        segment_type=_str(get("segment_type") or ("small" if total_size == SMALL_SEGMENT_BYTES else "large")),
+        pool_id=_pool_id(get("segment_pool_id") or DEFAULT_POOL),
+        is_expandable=bool(get("is_expandable", False)),
+        blocks=tuple(blocks),
+        allocated_size=_told_sum(get("allocated_size")),
+        active_size=_told_sum(get("active_size")),
+        requested_size=_told_sum(get("requested_size")),
+    )
+
+
+def _requested(block: Mapping[str, Any]) -> int | None:
+    """As the block says, or (PyTorch 1.13) as the newest allocation in its history does."""
+    told = block.get("requested_size")
+    if told is None and (newest := _newest(block)) is not None:
+        told = newest.get("real_size")
+    return None if told is None else _size(told)
+
+
+def _stack_of(block: Mapping[str, Any]) -> Stack | None:
+    told = block.get("frames")
+    if not told and (newest := _newest(block)) is not None:
+        told = newest.get("frames")
+    return Stack(told) if told and type(told) is list else None
+
+
+def _newest(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Of the allocations that PyTorch 1.13 and 2.0 told for each block, the one that counts: the first."""
+    history = block.get("history")
+    newest = history[0] if history and type(history) is list else None
+    return newest if isinstance(newest, Mapping) else None
+
+
+def _told_sum(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
 def _int(value: Any) -> int:
+    if type(value) is float and value.is_integer():  # as some writers of JSON have it
+        value = int(value)
     if type(value) is not int:
         raise TypeError(f"a {type(value).__name__} is where an integer should be")
+    if not -_NO_LARGER < value < _NO_LARGER:
+        raise ValueError("a number is out of all bounds")
     return value
+
+
+def _size(value: Any) -> int:
+    if (size := _int(value)) < 0:
+        raise ValueError("an address or a size is below 0")
+    return size
 
 
 def _str(value: Any) -> str:

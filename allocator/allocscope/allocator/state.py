@@ -194,7 +194,7 @@ class AllocatorState:
                 self.inactive_split_bytes += size - absorbed[1]
 
     def _segment_alloc(self, entry: TraceEntry) -> None:
-        _, address, size, stream, _, pool_id, _ = entry
+        _, address, size, stream, _, pool_id, *_ = entry
         if self._given_back:
             self._retried(size)
         if address in self._by_start:
@@ -213,7 +213,7 @@ class AllocatorState:
         self._unreserve(block.address, block.size, block.segment.pool_id)
 
     def _segment_map(self, entry: TraceEntry) -> None:
-        _, address, size, _, _, pool_id, _ = entry
+        _, address, size, _, _, pool_id, *_ = entry
         if self._given_back:
             again = sum(_overlap(address, size, *range_) for range_ in self._given_back)
             self._retried(size - again)
@@ -289,7 +289,7 @@ class AllocatorState:
 
     def _reservation(self, entry: TraceEntry) -> Segment:
         """The expandable segment whose addresses these pages belong to."""
-        _, address, size, stream, _, pool_id, _ = entry
+        _, address, size, stream, _, pool_id, *_ = entry
         index = bisect_right(self._reservations, address, key=_start)
         known = self._reservations[index - 1] if index else None
         small = size == SMALL_SEGMENT_BYTES
