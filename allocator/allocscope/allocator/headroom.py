@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum
 
 from allocscope.allocator.settings import (
     MIN_LARGE_BYTES,
@@ -22,20 +21,19 @@ from allocscope.allocator.settings import (
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
 )
+from allocscope.allocator.ways import Way
 from allocscope.model import BlockGroup, BlockMap, Pool, PrivatePool, Sample, SizeClass
 
-
-class Way(Enum):
-    """How a request would be served."""
-
-    CACHE = "cache"
-    """From a free block of its pool and stream."""
-    DEVICE = "device"
-    """By the driver."""
-    AFTER_RELEASE = "after_release"
-    """By the driver, once the cache has been flushed: a retry."""
-    NONE = "none"
-    """Not at all: OutOfMemoryError."""
+__all__ = [
+    "Headroom",
+    "HeadroomBounds",
+    "Way",
+    "bounds_from_counters",
+    "headroom",
+    "headrooms",
+    "main_stream",
+    "would_succeed",
+]
 
 
 @dataclass(frozen=True, slots=True)

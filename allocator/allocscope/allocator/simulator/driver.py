@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from allocscope.allocator.errors import UndefinedStateError
 from allocscope.allocator.settings import AllocatorSettings
@@ -192,6 +192,47 @@ class Driver:
         block.state = _RELEASED
         self.device.reservations.give_back(block.address, block.size)
         self.expandable_segments -= 1
+
+    # what was there before
+
+    def adopt(self, free_set: FreeSet, address: int, pieces: Sequence[tuple[int, int, int]], page: int) -> list[Block]:
+        """A segment, or an expandable one's addresses, that is there already, as (size, requested, state) one after the other."""
+        segment = Segment(address, sum(size for size, _, _ in pieces), free_set, page=page)
+        number, at = self._segment_number(), address
+        blocks: list[Block] = []
+        for size, requested, state in pieces:
+            block = self.new_block(segment, at, size, number)
+            block.requested, block.state = requested, state
+            if blocks:
+                block.prev, blocks[-1].next = blocks[-1], block
+            blocks.append(block)
+            at += size
+        for block in blocks:
+            if block.state == UNMAPPED:
+                free_set.add_unmapped(block)
+            elif block.state == FREE:
+                free_set.add(block)
+        self._book_adopted(segment, blocks)
+        return blocks
+
+    def _book_adopted(self, segment: Segment, blocks: Sequence[Block]) -> None:
+        pool, ledger = segment.free_set.pool, self.ledger
+        mapped = sum(block.size for block in blocks if block.state != UNMAPPED)
+        self.device.commit(mapped)
+        ledger.reserve(mapped, pool.tally, pool.owner)
+        if pool.owner is not None:
+            pool.owner.segment_count += 1
+        if segment.expandable:
+            self.expandable_segments += 1
+            return
+        pool.tally.segments.add(1)
+        ledger.segments.add(1)
+        if mapped >= self.limit:
+            ledger.oversize_segments.add(1)
+        if len(blocks) > 1:
+            for block in blocks:
+                if block.state == FREE:
+                    ledger.change_split(pool.tally, 1, block.size)
 
     def copy(self, device: Device, ledger: Ledger) -> Driver:
         """The same, to go on apart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -28,7 +28,9 @@ from allocscope.allocator.simulator.device import Device
 from allocscope.allocator.simulator.driver import Driver, no_limit
 from allocscope.allocator.simulator.ledger import Ledger, pool_id_of
 from allocscope.allocator.simulator.rules import NEWEST, Order, rules_of
-from allocscope.allocator.snapshot import TraceEntry
+from allocscope.allocator.simulator.twins import Twins
+from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
+from allocscope.allocator.ways import Way
 
 LEAST_SMALL_REMAINDER = 512
 LEAST_LARGE_REMAINDER = SMALL_MAX_BYTES + 512
@@ -40,39 +42,60 @@ _turn = attrgetter("counter", "address")
 _address = attrgetter("address")
 
 
+_VALUES = (
+    "_allowed",
+    "_capturing",
+    "_caught_up",
+    "_clock",
+    "_collecting",
+    "_expandable",
+    "_limit",
+    "_order_is_block",
+    "_picky",
+    "_plain",
+    "_rules",
+    "_way",
+    "device_index",
+    "events_ready",
+    "settings",
+    "version",
+)
+"""What a copy of a simulator takes over as it is."""
+
+
+Piece = tuple[int, int, int]
+"""A block's size, what it was asked for, and its state (FREE, LIVE, AWAITING, UNMAPPED)."""
+UNKNOWN_STREAM = -1
+"""Whom an adopted block waits for; nobody says that it is ready."""
+
+
 class Simulator:
     """One allocator: one process on one device."""
 
     __slots__ = (
-        "_allowed",
+        *_VALUES,
         "_awaiting",
-        "_capturing",
-        "_caught_up",
-        "_clock",
-        "_collecting",
         "_deferred",
         "_driver",
         "_events",
-        "_expandable",
         "_freeable",
         "_large",
         "_ledger",
         "_live",
-        "_order_is_block",
-        "_picky",
-        "_plain",
         "_private",
         "_routes",
-        "_rules",
         "_small",
         "_spare",
         "_uses",
         "device",
-        "device_index",
-        "events_ready",
-        "settings",
-        "version",
     )
+
+    _allowed: int | None
+    _collecting: bool
+    _expandable: bool
+    _limit: int
+    _picky: bool
+    _plain: bool
 
     def __init__(
         self,
@@ -105,7 +128,7 @@ class Simulator:
         self._spare: list[Block] = []
         self.events_ready = False
         """Whether an event is finished as soon as it is asked about; otherwise only after `catch_up`."""
-        self._allowed: int | None = None
+        self._way = Way.CACHE
         self.set_memory_fraction(settings.memory_fraction if memory_fraction is None else memory_fraction)
 
     # what a program asks for
@@ -113,7 +136,7 @@ class Simulator:
     def malloc(self, request_bytes: int, stream: int = 0) -> int:
         """Allocate so many bytes; gives the address, 0 for a request of 0 bytes; raises OutOfMemoryError."""
         if self._events or self._deferred:
-            self._reap()
+            self.reap()
         size = (request_bytes + 511) & -512 if self._plain else self.settings.round(request_bytes)
         if request_bytes <= 0:
             return 0
@@ -128,12 +151,16 @@ class Simulator:
         if index == len(sizes) or self._picky:
             return self._malloc_slowly(free_set, size, request_bytes)
         found = sizes[index]
+        if found >= self._limit:
+            return self._malloc_slowly(free_set, size, request_bytes)
         by_size = free_set.by_size
         equals = by_size[found]
         block = equals[0]
         segment, following = block.segment, block.next
         if following is not None and following.state == UNMAPPED:
             return self._malloc_slowly(free_set, size, request_bytes)
+        if self._collecting:
+            pool.searches += 1
         # out of the free set
         if len(equals) > 1:
             del equals[0]
@@ -216,7 +243,7 @@ class Simulator:
         ledger.bytes -= size
         if ledger.trace is not None:
             ledger.note("free_requested", address, block.requested, free_set.stream, pool_id_of(free_set.pool.owner))
-        if size >= self._driver.limit:
+        if size >= self._limit:
             ledger.oversize_allocations.take(1)
         if self._uses and address in self._uses:
             self._wait(block)
@@ -297,7 +324,11 @@ class Simulator:
 
     def set_memory_fraction(self, fraction: float) -> None:
         """torch.cuda.set_per_process_memory_fraction(): how much of the device may be reserved; 1: no such limit."""
-        self._allowed = int(fraction * self.device.total_bytes) if fraction < 1 else None
+        self.set_allowed(int(fraction * self.device.total_bytes) if fraction < 1 else None)
+
+    def set_allowed(self, allowed_bytes: int | None) -> None:
+        """How many bytes may be reserved; None: no such limit."""
+        self._allowed = allowed_bytes
         self._settle()
 
     def change_settings(self, settings: AllocatorSettings) -> None:
@@ -312,8 +343,8 @@ class Simulator:
         self._plain = settings.rounds_plainly
         self._expandable = settings.expandable
         self._collecting = settings.gc_threshold > 0 and self._allowed is not None
-        left_over = not settings.expandable and self._driver.expandable_segments > 0
-        self._picky = settings.max_split_bytes is not None or self._collecting or left_over
+        self._limit = self._driver.limit
+        self._picky = not settings.expandable and self._driver.expandable_segments > 0
         for pool in self._pools():
             for free_set in pool.free_sets.values():
                 free_set.least_remainder = self._least_remainder(pool)
@@ -390,6 +421,40 @@ class Simulator:
         free_set = pool.free_sets[stream] = FreeSet(pool, stream, self._least_remainder(pool))
         return free_set
 
+    # what was there before
+
+    def adopt(
+        self,
+        address: int,
+        pieces: Sequence[Piece],
+        *,
+        small: bool,
+        stream: int = 0,
+        pool_id: PoolId = DEFAULT_POOL,
+        page: int = 0,
+    ) -> None:
+        """Go on with a segment that is there already: its blocks from its address on; `page` for an expandable one."""
+        pool = self._small if small else self._large
+        if pool_id != DEFAULT_POOL:
+            if pool_id not in self._private:
+                self.create_pool(pool_id)
+            pool = self._private[pool_id].small if small else self._private[pool_id].large
+        free_set = pool.free_sets.get(stream) or self._new_free_set(pool, stream)
+        for block in self._driver.adopt(free_set, address, pieces, page):
+            if block.state in (LIVE, AWAITING):
+                self._live[block.address] = block
+                self._book(free_set, block)
+            if block.state == AWAITING:
+                self.record_stream(block.address, UNKNOWN_STREAM)
+                self.free(block.address)
+        self._settle()
+
+    def forget_past(self) -> None:
+        """What was adopted is where the figures and the history begin."""
+        self.reset_accumulated_stats()
+        self.reset_peak_stats()
+        self.trace.clear()
+
     # a request that the plain way does not serve
 
     def _malloc_slowly(self, free_set: FreeSet, size: int, request_bytes: int) -> int:
@@ -402,17 +467,19 @@ class Simulator:
         """The best fit, out of its set (ALLOCATOR.md 2.3)."""
         if self._collecting:
             free_set.pool.searches += 1
-        block = self._best_fit(free_set, size)
-        if block is None:
-            return None
-        limit = self.settings.max_split_bytes
-        if limit is not None:
-            if size < limit <= block.size:
-                return None
-            if size >= limit and block.size >= size + self.settings.non_split_rounding_bytes:
-                return None
-        free_set.remove(block)
+        block = self._fitting(free_set, size)
+        if block is not None:
+            free_set.remove(block)
         return block
+
+    def _fitting(self, free_set: FreeSet, size: int) -> Block | None:
+        block = self._best_fit(free_set, size)
+        limit = self.settings.max_split_bytes
+        if block is None or limit is None:
+            return block
+        if size < limit:
+            return block if block.size < limit else None
+        return block if block.size < size + self.settings.non_split_rounding_bytes else None
 
     def _best_fit(self, free_set: FreeSet, size: int) -> Block | None:
         candidates = free_set.ascending(size)
@@ -442,11 +509,14 @@ class Simulator:
         segment_bytes = self.settings.segment_bytes(size)
         if self._collecting:
             self._collect_garbage()
+        self._way = Way.DEVICE
         block = self._new_memory(free_set, size, segment_bytes, request_bytes)
         if block is None and free_set.pool.owner is None:
             found = self._from_overflow_pools(free_set, size)
             if found is not None:
+                self._way = Way.CACHE
                 return found
+        self._way = Way.DEVICE if block is not None else Way.AFTER_RELEASE
         if block is None and self._release_available(free_set, size):
             block = self._new_memory(free_set, size, segment_bytes, request_bytes)
         if block is None and not self._capturing:
@@ -651,8 +721,8 @@ class Simulator:
             self._record_events(block, streams)
         self._deferred.clear()
 
-    def _reap(self) -> None:
-        """Complete the frees whose events are ready, in each stream up to the first that is not (ALLOCATOR.md 3.2)."""
+    def reap(self) -> None:
+        """Complete the frees whose events are ready, in each stream up to the first that is not; each `malloc` begins so."""
         if self._capturing:
             return
         self._record_deferred()
@@ -729,6 +799,56 @@ class Simulator:
             end = block.address + block.size
             _tell(found[-1], block)
         return found
+
+    # what would be
+
+    def way(self, request_bytes: int, stream: int = 0) -> Way:
+        """The way in which a request would be served now; nothing changes. Costs a copy, unless a free block serves it."""
+        if not self._events and not self._deferred and not self._routes and request_bytes > 0:
+            size = self.settings.round(request_bytes)
+            pool = self._small if size <= SMALL_MAX_BYTES else self._large
+            free_set = pool.free_sets.get(stream)
+            if free_set is not None and self._fitting(free_set, size) is not None:
+                return Way.CACHE
+        return self.copy().try_malloc(request_bytes, stream)
+
+    def try_malloc(self, request_bytes: int, stream: int = 0) -> Way:
+        """Allocate, and tell the way; what a failed request changes (cached segments given back) stays changed."""
+        self._way = Way.CACHE
+        try:
+            self.malloc(request_bytes, stream)
+        except OutOfMemoryError:
+            return Way.NONE
+        return self._way
+
+    def copy(self, *, trace: bool = False) -> Simulator:
+        """The same, to go on apart, its history empty; about a microsecond a block."""
+        other = Simulator.__new__(Simulator)
+        for name in _VALUES:
+            setattr(other, name, getattr(self, name))
+        other.device = self.device.copy()
+        other._ledger = ledger = self._ledger.copy(trace=trace)
+        other._driver = self._driver.copy(other.device, ledger)
+        twins = Twins(ledger)
+        other._small, other._large = twins.pool(self._small), twins.pool(self._large)
+        other._private = private = twins.private(self._private)
+        twins.tie(self._blocks())
+        other._freeable = {pool_id: private[pool_id] for pool_id in self._freeable}
+        other._routes = [(private[pool.pool_id], streams) for pool, streams in self._routes]
+        other._live = {address: twins[block] for address, block in self._live.items()}
+        other._uses = {address: streams.copy() for address, streams in self._uses.items()}
+        other._awaiting = self._awaiting.copy()
+        other._events = {s: deque((at, twins[block]) for at, block in queue) for s, queue in self._events.items()}
+        other._deferred = [(twins[block], streams) for block, streams in self._deferred]
+        other._spare = []
+        return other
+
+    def free_set(self, *, small: bool, stream: int = 0) -> FreeSet:
+        """The free blocks that requests of that size and stream would be served from now; to be looked at only."""
+        pool = self._small if small else self._large
+        if self._routes:
+            pool = self._routed(pool, stream)
+        return pool.free_sets.get(stream) or self._new_free_set(pool, stream)
 
     def _blocks(self) -> Iterator[Block]:
         yield from self._live.values()
