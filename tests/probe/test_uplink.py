@@ -217,15 +217,6 @@ def test_a_socket_that_cannot_be_is_only_absent(tmp_path, path, name, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_proxy_is_not_asked(path, uplink, monkeypatch):
-    for name in ("http_proxy", "grpc_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-    with Receiver(path) as receiver:
-        uplink.start()
-        sample(uplink)
-        receiver.wait_for(lambda: receiver.numbers() == [1])
-
-
 def test_what_does_not_fit_is_counted_and_told(path):
     """Maps go first, then samples; the daemon learns how many were lost."""
     uplink = Uplink(str(path), PROCESS, capacity=4)
@@ -350,39 +341,63 @@ def test_each_kind_of_refusal_is_logged_once(path, uplink, caplog):
     ]
 
 
-@pytest.mark.parametrize("missing", ["grpc", "allocscope.proto.v1.probe_service_pb2_grpc"])
-def test_a_job_without_grpc_goes_on_and_it_is_said_once(path, uplink, monkeypatch, caplog, missing):
-    monkeypatch.setitem(__import__("sys").modules, missing, None)
-    caplog.set_level(logging.INFO, "allocscope.probe")
-    path.touch()
-    uplink.start()
-    with uplink._changed:
-        assert uplink._changed.wait_for(lambda: uplink._inert, LONG_S)
-    for hand_on in (sample, block_map, event) * 3:
-        hand_on(uplink)
-    assert (uplink.close(LONG_S), len(uplink._ring)) == (0, 0)
-    assert len([r for r in caplog.records if "cannot use grpcio" in r.getMessage()]) == 1
-
-
-def test_a_job_without_protobuf_goes_on_and_it_is_said_once(path, uplink, monkeypatch, caplog):
+@pytest.mark.parametrize("hands_on", ["samples", "events"])
+def test_a_job_without_a_protobuf_that_will_do_goes_on_and_it_is_said_once(path, uplink, monkeypatch, caplog, hands_on):
     def fail():
         raise TypeError("Descriptors cannot be created directly.")
 
     monkeypatch.setattr(uplink_module, "_import_wire", fail)
     caplog.set_level(logging.INFO, "allocscope.probe")
-    for hand_on in (event, block_map, event):
-        hand_on(uplink)
+    with Receiver(path) as receiver:
+        uplink.start()
+        for hand_on in (sample, sample) if hands_on == "samples" else (event, block_map, event):
+            hand_on(uplink)
+        with uplink._changed:
+            assert uplink._changed.wait_for(lambda: uplink._inert, LONG_S)
+        sample(uplink)
+        assert (uplink.close(LONG_S), len(uplink._ring), receiver.requests()) == (0, 0, [])
     assert [r.getMessage() for r in caplog.records] == [
         "allocscope: sends nothing: cannot use protobuf (Descriptors cannot be created directly.)"
     ]
 
 
-def test_grpc_is_not_imported_while_there_is_no_socket(path, uplink, monkeypatch):
-    attempts: list = []
-    monkeypatch.setattr(Uplink, "_attach", attempts.append)
+def test_protobuf_is_not_imported_while_there_is_no_daemon(path, uplink, monkeypatch):
+    imports: list = []
+    monkeypatch.setattr(uplink_module, "_import_wire", lambda: imports.append(1))
     uplink.start()
     sample(uplink)
-    assert (uplink.close(0.3), attempts) == (1, [])
+    assert (uplink.close(0.3), imports) == (1, [])
+
+
+def test_a_large_backlog_goes_through_a_small_window(path, uplink):
+    """Many times what HTTP/2 lets go without an answer, in both directions."""
+    groups = (GROUP,) * 500
+    for _ in range(20):
+        uplink.block_map(REF, BlockMap(uplink.next_sequence(), 5, groups))
+    with Receiver(path) as receiver:
+        receiver.say(refused=tuple(f"{n:0500d}" for n in range(1000)))
+        uplink.start()
+        assert uplink.close(LONG_S) == 0
+    assert [m.sequence for m in receiver.block_maps()] == list(range(1, 21))
+    assert receiver.block_maps()[-1].groups == groups
+
+
+def test_what_the_daemon_takes_slowly_waits_in_the_ring_where_it_can_be_given_up(path, monkeypatch):
+    monkeypatch.setattr(uplink_module, "LONGEST_BACKLOG_BYTES", 1000)
+    uplink = Uplink(str(path), PROCESS)
+    groups = (GROUP,) * 500
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        uplink.start()
+        connection, _ = listener.accept()
+        with connection:
+            for _ in range(5):
+                uplink.block_map(REF, BlockMap(uplink.next_sequence(), 5, groups))
+            while len(connection.recv(1 << 16)) < 60_000:  # the first window; more does not come before there is room
+                pass
+            assert uplink._ring.has_waiting
+            assert uplink.close(0) == 5
 
 
 def test_handing_on_from_many_threads_loses_nothing(path, uplink):

@@ -6,9 +6,9 @@
 Its business: counters each second, a block map now and then, what there is at an out-of-memory
 error, all at next to no cost.
 
-Not its business: judging what it sees. It needs the standard library, grpcio and protobuf;
-torch is looked up, never required. It never initialises CUDA, never raises into the job and
-never blocks it.
+Not its business: judging what it sees. It needs the standard library and protobuf; torch is
+looked up, never required, and grpcio is not loaded into the job (`allocscope.probe.call` says
+why). It never initialises CUDA, never raises into the job and never blocks it.
 """
 
 from allocscope.probe.app import start, stop

@@ -5,9 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +141,6 @@ def start(
         with _starting:
             if _probe is not None or _is_disabled(os.environ) or (_is_child and not in_child):
                 return
-            _quieten_grpc(os.environ)
             probe = Probe(os.environ, job=job, place=Place(rank, world_size, local_rank), socket=socket)
             probe.start()
             _probe, _is_child = probe, False
@@ -175,15 +173,6 @@ def socket_of(environ: Mapping[str, str]) -> str:
 
 def _is_disabled(environ: Mapping[str, str]) -> bool:
     return environ.get("ALLOCSCOPE_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
-
-
-def _quieten_grpc(environ: MutableMapping[str, str]) -> None:
-    """Have grpc print errors only, as its documents say it does: 1.66 and later print a line for each fork of the job.
-
-    Here, on the caller's thread: changing the environment while other threads read it is not safe in C.
-    """
-    if "grpc" not in sys.modules:
-        environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _observe_oom_once(torch: TorchCuda) -> None:

@@ -1,6 +1,6 @@
 """What fork() may not interrupt, and what a forked child must not go on with.
 
-A module lock held by a thread of the parent stays locked in the child for ever: a child that then imports grpc would hang.
+A module lock held by a thread of the parent stays locked in the child for ever: a child that then imports protobuf would hang.
 So a fork waits while a thread of ours imports (a moment, once a process).
 """
 

@@ -1,7 +1,7 @@
 """From a process to its node's daemon: one stream over a unix socket, in a thread of its own.
 
 What the daemon has not acknowledged is kept, bounded, and sent again after a break. Nothing here blocks a caller or raises
-into it: without grpcio, without a daemon, with one that hangs or restarts, the job goes on as if this were not here.
+into it: without protobuf, without a daemon, with one that hangs or restarts, the job goes on as if this were not here.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import logging
 import os
 import random
 import re
+import select
+import socket as sockets
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allocscope.model.blocks import BlockMap
 from allocscope.model.events import Event, EventKind
@@ -24,38 +26,28 @@ from allocscope.model.identity import AllocatorRef, Process
 from allocscope.model.orders import Order
 from allocscope.model.sample import Sample, chunks
 from allocscope.probe import fork
+from allocscope.probe.call import Call, CallBroken
 from allocscope.probe.ring import Item, Kind, Ring
 
 if TYPE_CHECKING:
-    import grpc
-
-    from allocscope.proto.v1.probe_service_pb2 import AttachRequest, AttachResponse
+    from allocscope.proto.v1.probe_service_pb2 import AttachResponse
 
 log = logging.getLogger("allocscope.probe")
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 LONGEST_CHUNK = 256
 """Samples in one message: far under gRPC's message limit of 4 MiB, and enough that messages cost nothing."""
+LONGEST_BACKLOG_BYTES = 256 << 10
+"""Packed for a stream and not yet taken by the other side; the rest waits in the ring, where it can be given up."""
 HELD_MAP_BYTES = 8 << 20
 """Block maps kept while no daemon takes them; a map is a few KB, of a job with very many pools and streams some 100 KB."""
 LARGEST_MAP_BYTES = 2 << 20
 """A larger message than gRPC takes would break every stream that it is sent on."""
 KINDS_OF_REFUSAL_TOLD = 32
 LONGEST_SOCKET_BYTES = 107
-"""Of a unix socket's name (unix(7)); for a longer one grpc prints errors at every attempt."""
+"""Of a unix socket's name (unix(7))."""
 LONGEST_GOODBYE_S = 0.1
 """For a stream to end, once everything is acknowledged."""
-
-CHANNEL_OPTIONS = (
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_retries", 0),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 5000),
-)
-"""No proxy for a unix socket, nothing shared with the job's own channels, and no pings (keepalive is off unless asked for)."""
 
 
 def wall_us() -> int:
@@ -88,8 +80,9 @@ class Uplink:
         self._hello_due = True
         self._closing = self._ended = self._inert = False
         self._thread: threading.Thread | None = None
-        self._call: Callable[[], Any] = lambda: None
+        self._line: _Line | None = None
         self._told: set[str] = set()
+        _all.add(self)
 
     # what callers do
 
@@ -108,7 +101,7 @@ class Uplink:
         if self._is_ours():
             with self._changed:
                 self._process, self._hello_due = process, True
-                self._changed.notify_all()
+                self._tell_thread()
 
     def next_sequence(self) -> int:
         """1, 2, … over samples, block maps and events together."""
@@ -141,16 +134,14 @@ class Uplink:
         with self._changed:
             self._closing = True
             self._tell_lost()
-            self._changed.notify_all()
+            self._tell_thread()
             self._changed.wait_for(lambda: self._ended or not len(self._ring), timeout_s)
-            self._ended = True
-            self._changed.notify_all()
             left = len(self._ring)
         if left == 0:
-            self._join()
-        call = self._call()
-        if call is not None:  # a daemon that does not answer, or does not end the stream
-            call.cancel()
+            self._join()  # a daemon ends the stream that we have ended
+        with self._changed:
+            self._ended = True
+            self._tell_thread()
         self._join()
         return left
 
@@ -164,6 +155,11 @@ class Uplink:
         """False in a forked child, where no thread sends and every lock may be held for ever."""
         return self._pid == os.getpid()
 
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connection, or the daemon would not see the parent's end."""
+        if self._line is not None:
+            self._line.close()
+
     def _keep(self, item: Item) -> None:
         if not self._is_ours() or self._inert:
             return
@@ -171,7 +167,13 @@ class Uplink:
             self._ring.add(item)
             if not self._ring.is_full and self._ring.acknowledged_sequence >= self._loss_told:
                 self._tell_lost()
-            self._changed.notify_all()
+            self._tell_thread()
+
+    def _tell_thread(self) -> None:
+        """Wake the thread, wherever it waits."""
+        self._changed.notify_all()
+        if self._line is not None:
+            self._line.wake()
 
     def _tell_lost(self) -> None:
         """Add a DROPPED event for what was given up; it comes after what was numbered before it."""
@@ -194,15 +196,11 @@ class Uplink:
 
     def _pack(self, what: str, build: Callable[[Any], dict[str, Any]]) -> bytes | None:
         """An AttachRequest in bytes; None where it cannot be, which is counted and told once."""
-        if not self._is_ours() or self._inert:
+        wire = None if self._inert or not self._is_ours() else self._wire()
+        if wire is None:
             return None
         try:
-            wire, request = _import_wire()
-        except Exception as error:  # noqa: BLE001 (a generated module refuses an old protobuf by errors of many types)
-            self._give_in(f"cannot use protobuf ({error})")
-            return None
-        try:
-            packed: bytes = request(**build(wire)).SerializeToString()
+            packed: bytes = wire.request(**build(wire.words)).SerializeToString()
         except Exception as error:  # noqa: BLE001 (never into the job)
             self._lose(what, error)
             return None
@@ -210,6 +208,13 @@ class Uplink:
             self._lose(what, f"it has {len(packed)} bytes")
             return None
         return packed
+
+    def _wire(self) -> _Wire | None:
+        try:
+            return _import_wire()
+        except Exception as error:  # noqa: BLE001 (a generated module refuses an old protobuf by errors of many types)
+            self._give_in(f"cannot use protobuf ({error})")
+            return None
 
     def _lose(self, what: str, why: object) -> None:
         with self._changed:
@@ -223,7 +228,7 @@ class Uplink:
                 log.info("allocscope: sends nothing: %s", why)
             self._inert = self._ended = True
             self._ring = Ring(1, 0)
-            self._changed.notify_all()
+            self._tell_thread()
 
     def _tell_once(self, text: str, level: int) -> None:
         kind = re.sub(r"'[^']*'|\"[^\"]*\"|\b[0-9a-f]{8,}\b|\d+", "…", text)
@@ -236,9 +241,11 @@ class Uplink:
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while not self._is_over():
-            answered = self._attach() if self._is_listening() else False
+            answered = self._attach()
             backoff_s = FIRST_BACKOFF_S if answered else min(backoff_s * 2, LONGEST_BACKOFF_S)
             with self._changed:
+                if self._closing and not len(self._ring):
+                    return
                 if self._closing:
                     self._changed.wait_for(self._is_over, FIRST_BACKOFF_S)
                 else:
@@ -250,101 +257,76 @@ class Uplink:
     def _is_closing(self) -> bool:
         return self._closing or self._ended
 
-    def _is_listening(self) -> bool:
-        """Whether there is a socket at all; while there is none, grpc is not even imported."""
-        if len(os.fsencode(self._socket)) > LONGEST_SOCKET_BYTES:
-            self._tell_once(
-                f"no daemon can listen at {self._socket}: longer than {LONGEST_SOCKET_BYTES} bytes", logging.INFO
-            )
-            return False
-        try:
-            return os.path.exists(self._socket)  # noqa: PTH110 (pathlib raises on a path that cannot be)
-        except ValueError:
-            return False
-
     def _attach(self) -> bool:
         """One stream, until it breaks; whether the daemon answered on it."""
-        try:
-            with fork.held_off():
-                import grpc
-
-                from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceStub
-        except Exception as error:  # noqa: BLE001 (a generated module refuses an old grpcio by a RuntimeError)
-            self._give_in(f"cannot use grpcio ({error})")
+        line = self._connect()
+        if line is None:
             return False
-        stream = _Stream()
-        # The channel and the call are held by this thread's frames only: in a forked child they are then never destroyed,
-        # which would wait for locks of threads that are not there.
-        channel = grpc.insecure_channel(f"unix:{quote(self._socket)}", options=CHANNEL_OPTIONS)
-        call = None
+        wire, answered = self._wire(), False
         try:
+            if wire is None:
+                return False
             with self._changed:
+                self._line = line
                 self._ring.rewind()
                 self._hello_due = True
-            call = ProbeServiceStub(channel).Attach(self._requests(stream))
-            self._call = weakref.ref(call)
-            for response in call:
-                stream.answered = True
-                self._receive(response)
-        except grpc.RpcError as error:
-            log.debug("allocscope: the stream to %s broke: %s", self._socket, _code(error))
-        except Exception as error:  # noqa: BLE001 (an interpreter that ends lets no thread start)
-            log.debug("allocscope: no stream to %s: %r", self._socket, error)
+            for answer in self._converse(line, Call(wire.method)):
+                answered = True
+                self._receive(wire.response.FromString(answer))
+        except (OSError, CallBroken) as error:
+            log.debug("allocscope: the stream to %s broke: %s", self._socket, error)
+        except Exception as error:  # noqa: BLE001 (protobuf's refusals are of many types)
+            self._tell_once(f"no stream to {self._socket}: {error!r}", logging.INFO)
         finally:
             with self._changed:
-                stream.is_broken = True
-                self._changed.notify_all()
-            if call is not None:
-                call.cancel()
-            channel.close()
-        return stream.answered
+                self._line = None
+            line.close()
+        return answered
 
-    def _requests(self, stream: _Stream) -> Iterator[AttachRequest]:
-        """What goes out on one stream, run by a thread of grpc's.
-
-        It ends when the stream broke, or when we close and everything is sent: the daemon then knows that no more will come.
-        """
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: stream.is_broken or self._closing or self._hello_due or self._ring.has_waiting
-                )
-                if stream.is_broken or self._ended or not (self._hello_due or self._ring.has_waiting):
-                    return
-                hello, self._hello_due = self._hello_due, False
-                process = self._process
-                items = [] if hello else self._ring.take(LONGEST_CHUNK)
-            yield from self._greet(process) if hello else self._unpack(items)
-
-    def _greet(self, process: Process) -> Iterator[AttachRequest]:
+    def _connect(self) -> _Line | None:
+        if len(os.fsencode(self._socket)) > LONGEST_SOCKET_BYTES:
+            self._tell_once(f"no daemon can listen at {self._socket}: the name is too long", logging.INFO)
+            return None
         try:
-            wire, new_request = _import_wire()
-            request = new_request(sent_us=wall_us(), hello=wire.process_to_wire(process))
-        except Exception as error:  # noqa: BLE001 (never into grpc, which would print it)
-            self._give_in(f"cannot say who it is ({error})")
-            return
-        yield request
+            return _Line(self._socket)
+        except (OSError, ValueError):  # nobody listens there, or it cannot be a name
+            return None
 
-    def _unpack(self, items: list[Item]) -> Iterator[AttachRequest]:
+    def _converse(self, line: _Line, call: Call) -> Iterator[bytes]:
+        """Send what there is, as the daemon has room; its answers. Ends with the call, or when all is over."""
+        while not (call.is_over or self._is_over()):
+            while call.backlog_bytes < LONGEST_BACKLOG_BYTES and self._send_next(call):
+                pass
+            yield from call.receive(line.exchange(call.outgoing))
+
+    def _send_next(self, call: Call) -> bool:
+        """Send the next thing; False where nothing waits. When we close and nothing waits, the call is ended from this side."""
+        with self._changed:
+            hello, self._hello_due = self._hello_due, False
+            process = self._process
+            items = [] if hello else self._ring.take(LONGEST_CHUNK)
+            is_last = self._closing and not hello and not items
+        for message in [_greeting(process)] if hello else self._messages_of(items):
+            call.send(message)
+        if is_last:
+            call.end()
+        return hello or bool(items)
+
+    def _messages_of(self, items: list[Item]) -> list[bytes]:
+        if not items:
+            return []
         if items[0].kind is not Kind.SAMPLE:
-            request = _import_wire()[1].FromString(items[0].payload)
-            request.sent_us = wall_us()
-            yield request
-            return
+            return [_stamped(items[0].payload)]
         try:
-            requests = _chunk_requests(items)
-        except Exception as error:  # noqa: BLE001 (a negative or huge figure)
+            return _chunk_messages(items)
+        except Exception as error:  # noqa: BLE001 (a negative or huge figure in one of them)
             if len(items) > 1:
-                for item in items:
-                    yield from self._unpack([item])
-                return
-            self._lose("sample", error)
+                return [message for item in items for message in self._messages_of([item])]
+            self._tell_once(f"a sample cannot be sent: {error}", logging.INFO)
             with self._changed:
                 self._ring.withdraw(items[0].sequence)
-                self._ring.lost_count -= 1  # counted by _lose already
                 self._changed.notify_all()
-            return
-        yield from requests
+            return []
 
     def _receive(self, response: AttachResponse) -> None:
         with self._changed:
@@ -357,40 +339,109 @@ class Uplink:
 
     def _obey(self, message: Any) -> None:
         try:
-            order = _import_wire()[0].order_from_wire(message)
+            order = _import_wire().words.order_from_wire(message)
             if order is not None and self._on_order is not None:
                 self._on_order(order)
         except Exception as error:  # noqa: BLE001 (an order must not end the stream)
             self._tell_once(f"an order failed: {error!r}", logging.INFO)
 
 
+class _Line:
+    """A connection to a unix socket, and a way to wake the thread that waits on it."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
+        self._wakes, self._woken = sockets.socketpair()
+        self._is_woken = False
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        try:
+            for each in (self._socket, self._wakes, self._woken):
+                each.setblocking(False)
+            self._socket.connect(path)
+        except (OSError, ValueError):
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for each in (self._socket, self._wakes, self._woken):
+            each.close()
+
+    def wake(self) -> None:
+        """Have `exchange` come back."""
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(OSError):
+                self._wakes.send(b"\0")
+
+    def exchange(self, outgoing: bytearray) -> bytes:
+        """Write what can be written of `outgoing` and take it off; wait; what was read, or nothing where it was woken."""
+        self._write(outgoing)
+        self._poll.modify(self._socket, select.POLLIN | select.POLLOUT if outgoing else select.POLLIN)
+        ready = dict(self._poll.poll())
+        if self._woken.fileno() in ready:
+            self._woken.recv(16)
+            self._is_woken = False
+        if not ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
+            return b""
+        data = self._socket.recv(1 << 16)
+        if not data:
+            raise CallBroken("it hung up")
+        return data
+
+    def _write(self, outgoing: bytearray) -> None:
+        if outgoing:
+            with suppress(BlockingIOError):
+                del outgoing[: self._socket.send(outgoing)]
+
+
+class _Wire(NamedTuple):
+    """What needs protobuf."""
+
+    words: Any
+    """`allocscope.model.wire`."""
+    request: Any
+    response: Any
+    method: str
+
+
 @cache
-def _import_wire() -> tuple[Any, type[AttachRequest]]:
-    """`allocscope.model.wire` and the request, which need protobuf."""
+def _import_wire() -> _Wire:
     with fork.held_off():
         from allocscope.model import wire
-        from allocscope.proto.v1.probe_service_pb2 import AttachRequest
-    return wire, AttachRequest
+        from allocscope.proto.v1 import probe_service_pb2
+    service = probe_service_pb2.DESCRIPTOR.services_by_name["ProbeService"]
+    return _Wire(
+        wire, probe_service_pb2.AttachRequest, probe_service_pb2.AttachResponse, f"/{service.full_name}/Attach"
+    )
 
 
-class _Stream:
-    """What is known of one stream."""
-
-    __slots__ = ("answered", "is_broken")
-
-    def __init__(self) -> None:
-        self.answered = self.is_broken = False
+def _greeting(process: Process) -> bytes:
+    wire = _import_wire()
+    return bytes(wire.request(sent_us=wall_us(), hello=wire.words.process_to_wire(process)).SerializeToString())
 
 
-def _chunk_requests(items: list[Item]) -> list[AttachRequest]:
-    wire, new_request = _import_wire()
+def _stamped(packed: bytes) -> bytes:
+    """A request that was packed before, with the time that it is sent. (Messages in bytes merge by being joined.)"""
+    return packed + bytes(_import_wire().request(sent_us=wall_us()).SerializeToString())
+
+
+def _chunk_messages(items: list[Item]) -> list[bytes]:
+    wire = _import_wire()
     ref = items[0].payload[0]
     return [
-        new_request(sent_us=wall_us(), samples=wire.chunk_to_wire(chunk))
+        wire.request(sent_us=wall_us(), samples=wire.words.chunk_to_wire(chunk)).SerializeToString()
         for chunk in chunks(ref, (item.payload[1] for item in items))
     ]
 
 
-def _code(error: grpc.RpcError) -> object:
-    code = getattr(error, "code", None)
-    return code() if callable(code) else error
+_all: weakref.WeakSet[Uplink] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for uplink in list(_all):
+        uplink.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
