@@ -21,7 +21,7 @@ class Window:
     """An allocator's live memory in one stretch of time."""
 
     number: int
-    """Counts windows of this length from the epoch."""
+    """Counts windows of this length from the first sample on."""
     peak_bytes: int
     """Most allocated: by samples, and by the allocator's own peak where that moved in between."""
     trough_bytes: int
@@ -55,23 +55,26 @@ class Flush:
 
     time_us: int
     slack_bytes: int
-    """What the next sample found left of the room: how narrowly it went well, or more narrowly than it did."""
+    """What the next sample found left of the room."""
+    exact: bool
+    """The try was all that was got from the driver since: so much was left by it; else it may have been more."""
 
 
 class Scale:
     """The latest windows of one length, oldest first."""
 
-    __slots__ = ("_lower", "_upper", "_was_low", "window_us", "windows")
+    __slots__ = ("_lower", "_started_us", "_upper", "_was_low", "window_us", "windows")
 
-    def __init__(self, window_us: int) -> None:
+    def __init__(self, window_us: int, started_us: int) -> None:
         self.window_us = window_us
+        self._started_us = started_us
         self.windows: deque[Window] = deque(maxlen=WINDOWS)
         self._was_low = False
         self._lower = self._upper = 0
 
     def observe(self, time_us: int, allocated: int, peak: int, record: int, stranded: int, count: int) -> None:
         """One sample."""
-        number = time_us // self.window_us
+        number = self.number(time_us)
         windows = self.windows
         if not windows or windows[-1].number != number:
             self._bound_halves()
@@ -89,6 +92,10 @@ class Scale:
             window.swings += 1
             self._was_low = False
 
+    def number(self, time_us: int) -> int:
+        """Of the window of that moment."""
+        return (time_us - self._started_us) // self.window_us
+
     def _bound_halves(self) -> None:
         """The lower and the upper two fifths of where live memory lately moved."""
         if self.windows:
@@ -103,7 +110,7 @@ class History:
 
     def __init__(self, time_us: int, record_bytes: int) -> None:
         """From a first sample on; what went before is known by its peak only."""
-        self.scales = tuple(map(Scale, SCALES_US))
+        self.scales = tuple(Scale(window_us, time_us) for window_us in SCALES_US)
         """Finest first."""
         self.rooms: deque[Room] = deque(maxlen=ROOMS)
         self.flushes: deque[Flush] = deque(maxlen=FLUSHES)

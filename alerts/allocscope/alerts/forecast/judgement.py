@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from allocscope.alerts.forecast import trends
 from allocscope.alerts.forecast.history import Flush, History, Window
@@ -12,10 +13,15 @@ from allocscope.model import Cause, Forecast, State
 
 WARMUP_S = 100.0
 """Before that there is nothing to say: everything grows at first."""
-HORIZON_S = {State.CRITICAL: 600.0, State.AT_RISK: 1200.0, State.WATCH: 3600.0}
+HORIZON_S = {State.CRITICAL: 400.0, State.AT_RISK: 900.0, State.WATCH: 3600.0}
 """Need and room are going to meet within so long."""
 NARROW = {State.CRITICAL: 0.005, State.AT_RISK: 0.02, State.WATCH: 0.05}
-"""The narrowest flush of late left less than this part of the device."""
+"""The narrowest flush of late left less than this part of the device. It is critical only where flushes left less and less: a
+job whose steps are all alike comes as near to the limit as it ever will with the first, and stays there."""
+NARROWING_FLUSHES = 3
+"""So many, each narrower than the one before …"""
+NARROWING_STEPS = 1.0
+"""… and so many more steps like the last would take more than what is left."""
 CALM = 0.05
 """A margin of more than this part of the device ends a critical state that no trend holds up any more …"""
 CALM_FOR_S = 120.0
@@ -46,6 +52,8 @@ class Facts:
     pressure: Trend | None
     flushes: tuple[Flush, ...]
     """Of late."""
+    troughs: Trend | None
+    """How they rise, steadily or not."""
     moved: Cause | None
     """What took most of the margin, over all that is remembered."""
 
@@ -60,6 +68,14 @@ class Facts:
         return min((flush.slack_bytes for flush in self.flushes), default=None)
 
     @property
+    def narrowing(self) -> bool:
+        """Whether flushes left less and less, and few more such steps are more than there is."""
+        slacks = [flush.slack_bytes for flush in self.flushes if flush.exact][-NARROWING_FLUSHES:]
+        if len(slacks) < NARROWING_FLUSHES or any(later >= earlier for earlier, later in pairwise(slacks)):
+            return False
+        return slacks[-1] < NARROWING_STEPS * (slacks[-2] - slacks[-1])
+
+    @property
     def closing_bytes_per_s(self) -> float:
         """How fast need and room near each other; 0: no trend."""
         return self.growing_bytes_per_s + (self.pressure.bytes_per_s if self.pressure else 0.0)
@@ -71,6 +87,10 @@ class Facts:
         leak = self.leak.bytes_per_s if self.leak else 0.0
         lifts = leak * HORIZON_S[State.CRITICAL] >= LIFTS * self.total_bytes
         return max(growth, leak) if self.growth or lifts else 0.0
+
+    def lifted(self, troughs: Trend | None) -> bool:
+        """Whether it is troughs that rise so which lift the peaks."""
+        return troughs is not None and troughs.bytes_per_s >= LEAK_SHARE * self.growing_bytes_per_s
 
     @property
     def seconds_left(self) -> float | None:
@@ -84,6 +104,7 @@ def gather(history: History, total_bytes: int, room_bytes: int, now_us: int) -> 
     windows = list(history.scales[0].windows)
     if len(windows) < 2:
         return None
+    since_us = max(history.started_us + WARMUP_S * 1e6, now_us - FLUSHES_S * 1e6)
     return Facts(
         total_bytes=total_bytes,
         room_bytes=room_bytes,
@@ -91,8 +112,9 @@ def gather(history: History, total_bytes: int, room_bytes: int, now_us: int) -> 
         stranded_bytes=_stranded(windows[-STRANDED_WINDOWS:]),
         growth=trends.growth(history, total_bytes, now_us),
         leak=trends.leak(history, now_us),
+        troughs=trends.troughs(history, now_us),
         pressure=trends.pressure(history.rooms, now_us, total_bytes),
-        flushes=tuple(f for f in history.flushes if now_us - f.time_us < FLUSHES_S * 1e6),
+        flushes=tuple(f for f in history.flushes if f.time_us > since_us),
         moved=_moved(windows, history.rooms[0].bytes - room_bytes if history.rooms else 0),
     )
 
@@ -120,7 +142,8 @@ def state_of(facts: Facts) -> State:
     for state in (State.CRITICAL, State.AT_RISK, State.WATCH):
         if left is not None and left < HORIZON_S[state]:
             return state
-        if slack is not None and slack < NARROW[state] * facts.total_bytes:
+        narrow = slack is not None and slack < NARROW[state] * facts.total_bytes
+        if narrow and (state is not State.CRITICAL or facts.narrowing):
             return state
     return State.OK
 
@@ -132,8 +155,7 @@ def cause_of(facts: Facts) -> Cause:
     if others > growing or (facts.moved is Cause.NEIGHBOUR and facts.margin_bytes < CALM * facts.total_bytes):
         return Cause.NEIGHBOUR
     if growing > 0:
-        leaks = facts.leak is not None and facts.leak.bytes_per_s >= LEAK_SHARE * growing
-        return Cause.LEAK if leaks else Cause.GROWTH
+        return Cause.LEAK if facts.lifted(facts.leak) else Cause.GROWTH
     if facts.stranded_bytes > facts.margin_bytes and facts.stranded_bytes > 0:
         return Cause.FRAGMENTATION
     return Cause.CAPACITY
@@ -152,13 +174,9 @@ class Judgement:
     def judge(self, facts: Facts, started_us: int, now_us: int) -> Forecast:
         """The forecast, with hysteresis."""
         state = state_of(facts) if now_us - started_us >= WARMUP_S * 1e6 else State.OK
-        if state.level >= self._state.level:
+        if state.level >= self._state.level or self._calm(facts, now_us):
             self._calm_since_us = None
-            self._state = state
-            self._cause = cause_of(facts) if state is not State.OK else None
-        elif self._calm(facts, now_us):
-            self._state, self._calm_since_us = state, None
-            self._cause = cause_of(facts) if state is not State.OK else None
+            self._enter(state, facts)
         return Forecast(
             time_us=now_us,
             state=self._state,
@@ -167,6 +185,12 @@ class Judgement:
             seconds_to_oom=facts.seconds_left,
             summary=describe(facts) if self._state is not State.OK else "",
         )
+
+    def _enter(self, state: State, facts: Facts) -> None:
+        cause = cause_of(facts) if state is not State.OK else None
+        if self._cause is Cause.LEAK and cause is Cause.GROWTH and facts.lifted(facts.troughs):
+            cause = Cause.LEAK  # what was found to be a leak does not stop to be one where its troughs falter
+        self._state, self._cause = state, cause
 
     def _calm(self, facts: Facts, now_us: int) -> bool:
         """Whether the danger has been over long enough."""

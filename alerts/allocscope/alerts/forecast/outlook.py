@@ -61,8 +61,10 @@ class Outlook:
         self._room_bytes = room = self._room(sample)
         if room is not None:
             history.observe_room(sample.time_us, room, room - reserved < USED_UP * (self._total_bytes or room))
-            if before is not None and _flushed(before, sample):
-                history.flushes.append(Flush(sample.time_us, room - reserved))
+            rounds = _flushes(before, sample)
+            if rounds > 0:
+                exact = not self._expandable and _got(before, sample) <= rounds
+                history.flushes.append(Flush(sample.time_us, room - reserved, exact))
         return True
 
     def observe_chunk(self, chunk: SampleChunk) -> None:
@@ -112,6 +114,12 @@ def _restarted(before: Sample, sample: Sample) -> bool:
     return made is not None and made_before is not None and made < made_before
 
 
-def _flushed(before: Sample, sample: Sample) -> bool:
-    rounds, rounds_before = sample.num_alloc_retries, before.num_alloc_retries
-    return rounds is not None and rounds_before is not None and rounds > rounds_before
+def _flushes(before: Sample | None, sample: Sample) -> int:
+    """How often the cache was flushed for a new try."""
+    rounds, rounds_before = sample.num_alloc_retries, before.num_alloc_retries if before else None
+    return 0 if rounds is None or rounds_before is None else rounds - rounds_before
+
+
+def _got(before: Sample | None, sample: Sample) -> int:
+    """How often memory was got from the driver."""
+    return (sample.num_device_alloc or 0) - ((before and before.num_device_alloc) or 0)

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import mean, stdev
 
-from allocscope.alerts.forecast.history import History, Room, Scale, Window
+from allocscope.alerts.forecast.history import WINDOWS, History, Room, Scale, Window
 
 MOVE = 0.001
 """A record counts where it goes beyond the last by so much of the device."""
-LOOKBACK_WINDOWS = 15
+LOOKBACK_WINDOWS = WINDOWS - 1
 """So far back, but never into the first half of a job's life: what warms up grows, too."""
 RECORDS = 4
 SWINGS = 6
@@ -25,8 +26,10 @@ FEW_SWINGS_RECORDS = 8
 """… so that more of them are asked for; what climbs without steps, as a server's cache does, has them."""
 RECENT_WINDOWS = 5
 """The latest record must be of these, else it has stopped growing."""
-RISING_SHARE = 0.85
-"""Of a leak's troughs so many lie higher than the one before; so do the counts of live blocks."""
+RISING_SHARE = 0.95
+"""Of a leak's troughs so many lie higher than the one before; so do the counts of live blocks …"""
+UNEVENNESS = 0.5
+"""… and their rises are all about alike: the standard deviation is at most this part of the mean."""
 
 ROOM_MOVE = 0.002
 """A loss of room counts where it is more than this part of the device."""
@@ -48,21 +51,36 @@ class Trend:
 
 def growth(history: History, total_bytes: int, now_us: int) -> Trend | None:
     """Peaks that go on breaking their record."""
-    found = (_growth(scale, _lately(scale, history.started_us, now_us), total_bytes) for scale in history.scales)
+    found = (_growth(scale, _lately(scale, now_us), total_bytes) for scale in history.scales)
     return next(filter(None, found), None)
 
 
 def leak(history: History, now_us: int) -> Trend | None:
     """Troughs that rise and rise, with more and more live blocks: memory that nothing frees."""
-    found = (_leak(scale, _lately(scale, history.started_us, now_us)[:-1]) for scale in history.scales)
+    found = (_leak(scale, _whole(scale, now_us)) for scale in history.scales)
     return next(filter(None, found), None)
 
 
-def _lately(scale: Scale, started_us: int, now_us: int) -> list[Window]:
+def troughs(history: History, now_us: int) -> Trend | None:
+    """How the troughs rise, on the coarsest scale that tells, steadily or not; None: they do not."""
+    for scale in reversed(history.scales):
+        windows = _whole(scale, now_us)
+        if len(windows) > RECORDS:
+            rise = windows[-1].trough_bytes - windows[0].trough_bytes
+            return Trend(rise / _elapsed_s(scale, windows), len(windows) - 1) if rise > 0 else None
+    return None
+
+
+def _lately(scale: Scale, now_us: int) -> list[Window]:
     """The windows that trends are looked for in; the first is the one to compare the next with."""
-    age = (now_us - started_us) // scale.window_us
-    first = now_us // scale.window_us - min(LOOKBACK_WINDOWS, age // 2)
+    latest = scale.number(now_us)
+    first = latest - min(LOOKBACK_WINDOWS, latest // 2)
     return [window for window in scale.windows if window.number >= first]
+
+
+def _whole(scale: Scale, now_us: int) -> list[Window]:
+    """The same without the latest: its trough may be still to come."""
+    return _lately(scale, now_us)[:-1]
 
 
 def _growth(scale: Scale, windows: Sequence[Window], total_bytes: int) -> Trend | None:
@@ -70,17 +88,21 @@ def _growth(scale: Scale, windows: Sequence[Window], total_bytes: int) -> Trend 
     counted = _counted(moves, MOVE * total_bytes)
     if counted < _enough(windows) or not _counted(moves[-RECENT_WINDOWS:], MOVE * total_bytes):
         return None
-    return Trend(sum(moves) / _elapsed_s(scale, windows), counted)
+    first = next(i for i, move in enumerate(moves) if move > MOVE * total_bytes)
+    return Trend(sum(moves) / _elapsed_s(scale, windows[first:]), counted)
 
 
 def _leak(scale: Scale, windows: Sequence[Window]) -> Trend | None:
-    """Without the latest window: its trough may be still to come."""
     rises = [later.trough_bytes - earlier.trough_bytes for earlier, later in pairwise(windows)]
     more = [later.trough_count - earlier.trough_count for earlier, later in pairwise(windows)]
     enough = max(_enough(windows), RISING_SHARE * len(rises))
-    if _counted(rises, 0) < enough or _counted(more, 0) < enough:
+    if _counted(rises, 0) < enough or _counted(more, 0) < enough or _uneven(rises):
         return None
     return Trend(sum(rises) / _elapsed_s(scale, windows), len(rises))
+
+
+def _uneven(rises: Sequence[int]) -> bool:
+    return stdev(rises) > UNEVENNESS * mean(rises)
 
 
 def _enough(windows: Sequence[Window]) -> int:
