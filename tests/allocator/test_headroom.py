@@ -222,7 +222,7 @@ def test_without_the_devices_free_bytes_nothing_is_promised():
     assert bounds_from_counters(SAMPLE, DEFAULT, device_free_bytes=None) == HeadroomBounds(0, None)
 
 
-@pytest.mark.parametrize("name", ["islands-1-1768", "varlen-1-2985", "kv_serve-1-4114", "curriculum-2-2200"])
+@pytest.mark.parametrize("name", ["islands_grow-4-5518", "varlen-1-2985", "kv_serve-1-4114", "curriculum-2-2200"])
 def test_every_request_of_a_recorded_run_that_the_cache_could_not_serve_went_as_foretold(name):
     """And some hundred that it could; and the headroom of that moment is the largest that would have succeeded, within its bounds."""
     recording = read_recording(SHIPPED / f"{name}.run.json")

@@ -14,7 +14,7 @@ from tests.bench.figures import Figure
 from tests.e2e.processes import Machine, Service, recording
 
 RUNS = (
-    "islands-1-1768",
+    "islands_grow-4-5518",
     "varlen-1-2985",
     "leak-1-3771",
     "leak_small-1-3570",

@@ -108,7 +108,7 @@ class Node:
         uuids = [f"GPU-{n}" for n in range(DEVICES)]
         self.processes = [_process(n, uuids[n % DEVICES]) for n in range(JOBS)]
         self.refs = [AllocatorRef(p.process_id, p.devices[0].uuid) for p in self.processes]
-        run = list(Player(read_recording(recording("islands-1-1768"))))
+        run = list(Player(read_recording(recording("varlen-1-2985"))))
         self._samples = [one for one in run if isinstance(one, Sample)]
         self._map = next(one for one in reversed(run) if isinstance(one, BlockMap))
 

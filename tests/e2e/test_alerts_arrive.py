@@ -19,7 +19,7 @@ from tests.e2e.processes import Job, Machine, Service, recording, until
 
 pytestmark = pytest.mark.end_to_end
 
-ISLANDS = "islands-1-1768"
+HOLES = "varlen-1-2985"
 """Dies of fragmentation after 945 s."""
 LEAK = "leak-1-3771"
 """Dies of a leak after 605 s."""
@@ -51,7 +51,7 @@ def test_the_alert_comes_before_the_death_and_says_the_same_at_any_speed(machine
     daemon = machine.daemon("n1", collector)
     jobs = {
         name: machine.play(recording(run), daemon, job=name, speed=speed)
-        for name, run, speed in (("slow", ISLANDS, 60), ("fast", ISLANDS, 100), ("leaks", LEAK, 60))
+        for name, run, speed in (("slow", HOLES, 60), ("fast", HOLES, 100), ("leaks", LEAK, 60))
     }
     for name, job in jobs.items():
         told = until(partial(critical, receiver.posts, name), f"a critical alert about {name}")

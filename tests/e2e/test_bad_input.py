@@ -28,7 +28,7 @@ from tests.e2e.processes import RECORDINGS, Job, Machine, Service, recording, un
 
 pytestmark = pytest.mark.end_to_end
 
-ISLANDS = "islands-1-1768"
+RUN = "varlen-1-2985"
 LONG_AGO_US = 1_700_000_000_000_000
 
 
@@ -233,15 +233,15 @@ class Refused:
 
 
 def test_a_recording_that_is_cut_off_is_refused_by_name(machine: Machine) -> None:
-    (machine.folder / f"{ISLANDS}.run.json").write_text(recording(ISLANDS).read_text())
-    whole = (RECORDINGS / f"{ISLANDS}.pickle.gz").read_bytes()
-    snapshot = machine.folder / f"{ISLANDS}.pickle.gz"
+    (machine.folder / f"{RUN}.run.json").write_text(recording(RUN).read_text())
+    whole = (RECORDINGS / f"{RUN}.pickle.gz").read_bytes()
+    snapshot = machine.folder / f"{RUN}.pickle.gz"
     snapshot.write_bytes(whole[: len(whole) // 2])
     refused = Refused(2, ("allocscope play: ", str(snapshot), "cut off"))
-    refused.assert_said_by(machine, "play", str(machine.folder / f"{ISLANDS}.run.json"))
+    refused.assert_said_by(machine, "play", str(machine.folder / f"{RUN}.run.json"))
     snapshot.write_bytes(gzip.compress(gzip.decompress(whole)[:-1000]))
     refused = Refused(2, ("allocscope play: ", str(snapshot)))
-    refused.assert_said_by(machine, "play", str(machine.folder / f"{ISLANDS}.run.json"))
+    refused.assert_said_by(machine, "play", str(machine.folder / f"{RUN}.run.json"))
 
 
 def test_what_is_in_use_is_refused_by_name_and_its_holder_goes_on(fleet: Fleet) -> None:
