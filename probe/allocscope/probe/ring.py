@@ -36,9 +36,6 @@ class _Lane:
         self.sent: deque[Item] = deque()
         self.waiting: deque[Item] = deque()
 
-    def __len__(self) -> int:
-        return len(self.sent) + len(self.waiting)
-
     def pop_oldest(self) -> Item:
         return self.sent.popleft() if self.sent else self.waiting.popleft()
 
@@ -48,14 +45,14 @@ class Ring:
 
     def __init__(self, capacity: int, map_bytes: int) -> None:
         self._capacity, self._map_bytes = max(capacity, 1), map_bytes
-        self._held_map_bytes = 0
+        self._count = self._held_map_bytes = 0
         self._lanes = tuple(_Lane() for _ in Kind)
         self.lost_count = 0
         """Given up since the last `take_lost_count`."""
         self.acknowledged_sequence = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes))
+        return self._count
 
     @property
     def has_waiting(self) -> bool:
@@ -65,7 +62,7 @@ class Ring:
     @property
     def is_full(self) -> bool:
         """Whether the next item costs another one."""
-        return len(self) >= self._capacity
+        return self._count >= self._capacity
 
     def add(self, item: Item) -> None:
         """Keep it until it is acknowledged, giving up older ones where there is no room."""
@@ -74,11 +71,12 @@ class Ring:
             return
         if item.kind is Kind.BLOCK_MAP:
             self._held_map_bytes += item.size_bytes
+        self._count += 1
         self._lanes[item.kind].waiting.append(item)
         while self._held_map_bytes > self._map_bytes:
             self._give_up(self._lanes[Kind.BLOCK_MAP])
-        while len(self) > self._capacity:
-            self._give_up(next(lane for lane in self._lanes if lane))
+        while self._count > self._capacity:
+            self._give_up(next(lane for lane in self._lanes if lane.sent or lane.waiting))
 
     def take(self, limit: int) -> list[Item]:
         """The next item to send, with up to `limit` in all where it and those after it are samples of one allocator."""
@@ -132,5 +130,6 @@ class Ring:
         self.lost_count += item.stands_for
 
     def _forget(self, item: Item) -> None:
+        self._count -= 1
         if item.kind is Kind.BLOCK_MAP:
             self._held_map_bytes -= item.size_bytes
