@@ -64,13 +64,18 @@ def would_succeed(
     *,
     device_free_bytes: int,
     allowed_bytes: int | None = None,
+    device_total_bytes: int | None = None,
     stream: int = 0,
     private_pool: PrivatePool | None = None,
 ) -> Way:
-    """The way in which a request would be served now; `allowed_bytes` is what a memory fraction lets the allocator reserve."""
+    """The way in which a request would be served now; `allowed_bytes` is what a memory fraction lets the allocator reserve.
+
+    Sizes in bytes. Exact for PyTorch 2.11 to 2.14 where nothing waits and no max_split_size is set; otherwise never better than
+    what the allocator would do. `device_total_bytes` only matters to throw_on_cudamalloc_oom.
+    """
     rounded = settings.round(request_bytes)
     pool = Pool.SMALL if rounded <= SMALL_MAX_BYTES else Pool.LARGE
-    room = _Room(block_map.groups, device_free_bytes, allowed_bytes)
+    room = _Room(block_map.groups, settings, device_free_bytes, allowed_bytes, device_total_bytes)
     return _way(rounded, _Blocks(block_map.groups, pool, stream, private_pool, settings), room, settings)
 
 
@@ -80,20 +85,29 @@ def headroom(
     *,
     device_free_bytes: int,
     allowed_bytes: int | None = None,
+    device_total_bytes: int | None = None,
     stream: int | None = None,
 ) -> Headroom:
-    """The largest request that would succeed in the default large pool, of `stream` or of the stream that has most of it."""
+    """The largest request that would succeed in the default large pool, of `stream` or of the stream that has most of it.
+
+    Exact, or a lower bound, as `would_succeed` is.
+    """
     if stream is None:
         stream = main_stream(block_map)
-    room = _Room(block_map.groups, device_free_bytes, allowed_bytes)
+    room = _Room(block_map.groups, settings, device_free_bytes, allowed_bytes, device_total_bytes)
     return _largest(_Blocks(block_map.groups, Pool.LARGE, stream, None, settings), room, settings)
 
 
 def headrooms(
-    block_map: BlockMap, settings: AllocatorSettings, *, device_free_bytes: int, allowed_bytes: int | None = None
+    block_map: BlockMap,
+    settings: AllocatorSettings,
+    *,
+    device_free_bytes: int,
+    allowed_bytes: int | None = None,
+    device_total_bytes: int | None = None,
 ) -> tuple[Headroom, ...]:
     """The same for each pool, stream and private pool of the map."""
-    room = _Room(block_map.groups, device_free_bytes, allowed_bytes)
+    room = _Room(block_map.groups, settings, device_free_bytes, allowed_bytes, device_total_bytes)
     places = dict.fromkeys((group.pool, group.stream, group.private_pool) for group in block_map.groups)
     return tuple(_largest(_Blocks(block_map.groups, *place, settings), room, settings) for place in places)
 
@@ -139,11 +153,25 @@ def bounds_from_counters(
 class _Room:
     """What the driver could give now, and after a flush of the cache."""
 
-    def __init__(self, groups: Iterable[BlockGroup], device_free_bytes: int, allowed_bytes: int | None) -> None:
+    def __init__(
+        self,
+        groups: Iterable[BlockGroup],
+        settings: AllocatorSettings,
+        device_free_bytes: int,
+        allowed_bytes: int | None,
+        device_total_bytes: int | None,
+    ) -> None:
         reserved = sum(group.reserved_bytes for group in groups)
         self.free = max(device_free_bytes, 0)
         self.allowed = max(allowed_bytes - reserved, 0) if allowed_bytes is not None else None
         self.released = sum(group.releasable_bytes for group in groups if group.private_pool is None)
+        self.accepted: int | None = None
+        """The largest segment that throw_on_cudamalloc_oom does not refuse, where the memory fraction has not before."""
+        if settings.throw_on_oom:
+            total = reserved + self.free if device_total_bytes is None else device_total_bytes
+            limit = int(settings.memory_fraction * total)
+            if allowed_bytes is None or allowed_bytes > limit:
+                self.accepted = max(limit - reserved, 0)
 
     def segment(self, after_release: bool) -> int:
         """The largest segment that cudaMalloc would give."""
@@ -154,13 +182,18 @@ class _Room:
         """How many bytes could be mapped."""
         return self.free + (self.released if after_release else 0)
 
+    def accepts(self, segment_bytes: int) -> bool:
+        """Whether throw_on_cudamalloc_oom lets it be tried at all; once refused nothing is given back for it."""
+        return self.accepted is None or segment_bytes <= self.accepted
+
     def permits(self, segment_bytes: int, after_release: bool) -> bool:
         """Whether a memory fraction lets so much be reserved."""
         return self.allowed is None or segment_bytes <= self.allowed + (self.released if after_release else 0)
 
     def permitted(self, after_release: bool) -> int | None:
-        """The largest segment that a memory fraction allows."""
-        return None if self.allowed is None else self.allowed + (self.released if after_release else 0)
+        """The largest segment that a memory fraction allows, and throw_on_cudamalloc_oom does not refuse."""
+        allowed = None if self.allowed is None else self.allowed + (self.released if after_release else 0)
+        return min((limit for limit in (allowed, self.accepted) if limit is not None), default=None)
 
 
 class _Blocks:
@@ -208,6 +241,8 @@ def _way(rounded: int, blocks: _Blocks, room: _Room, settings: AllocatorSettings
     if blocks.fits(rounded, settings):
         return Way.CACHE
     segment = settings.segment_bytes(rounded)
+    if not room.accepts(segment):
+        return Way.NONE
     page = settings.page_bytes(small=blocks.pool is Pool.SMALL)
     for way, after_release, tail in ((Way.DEVICE, False, blocks.tail), (Way.AFTER_RELEASE, True, blocks.tail_kept)):
         if settings.expandable:
@@ -226,7 +261,10 @@ def _largest(blocks: _Blocks, room: _Room, settings: AllocatorSettings) -> Headr
         if settings.expandable:
             candidates.append((_largest_mapped(blocks.pool, room, settings, tail, after_release), way))
         else:
-            candidates.append((_largest_from(blocks.pool, room.segment(after_release)), way))
+            segment, accepted = room.segment(after_release), room.accepted
+            candidates.append(
+                (_largest_from(blocks.pool, segment if accepted is None else min(segment, accepted)), way)
+            )
     size, way = max(candidates, key=lambda candidate: settings.floor(candidate[0]))
     request = settings.floor(size)
     return Headroom(blocks.pool, blocks.stream, blocks.private_pool, request, way if request else Way.NONE)
