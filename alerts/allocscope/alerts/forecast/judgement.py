@@ -56,6 +56,9 @@ class Facts:
     """How they rise, steadily or not."""
     moved: Cause | None
     """What took most of the margin, over all that is remembered."""
+    request_bytes: int | None = None
+    headroom_bytes: int | None = None
+    hole_count: int | None = None
 
     @property
     def margin_bytes(self) -> int:
@@ -97,6 +100,16 @@ class Facts:
         """Until they meet; None: no trend."""
         closing = self.closing_bytes_per_s
         return max(self.margin_bytes, 0) / closing if closing > 0 else None
+
+    @property
+    def seconds_left_between(self) -> tuple[float, float] | None:
+        """By the faster and the slower half of the trends; None: no trend."""
+        left = self.seconds_left
+        if left is None:
+            return None
+        trends_ = [trend for trend in (self.growth, self.leak, self.pressure) if trend]
+        unevenness = max(trend.unevenness for trend in trends_)
+        return left / (1 + unevenness), left / max(1 - unevenness, 0.25)
 
 
 def gather(history: History, total_bytes: int, room_bytes: int, now_us: int) -> Facts | None:
@@ -181,10 +194,16 @@ class Judgement:
             time_us=now_us,
             state=self._state,
             cause=self._cause,
+            headroom_bytes=facts.headroom_bytes,
+            request_bytes=facts.request_bytes,
             margin_ratio=facts.margin_bytes / facts.total_bytes,
             seconds_to_oom=facts.seconds_left,
             summary=describe(facts) if self._state is not State.OK else "",
         )
+
+    def unchanged(self, now_us: int) -> Forecast:
+        """What was said last, where there is nothing to judge by."""
+        return Forecast(now_us, self._state, self._cause)
 
     def _enter(self, state: State, facts: Facts) -> None:
         cause = cause_of(facts) if state is not State.OK else None

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import mean, stdev
 
 from allocscope.alerts.forecast.history import WINDOWS, History, Room, Scale, Window
 
@@ -46,7 +45,8 @@ class Trend:
     """Something that keeps moving."""
 
     bytes_per_s: float
-    moves: int
+    unevenness: float = 0.0
+    """By what part of it the halves of what was looked at differ from it."""
 
 
 def growth(history: History, total_bytes: int, now_us: int) -> Trend | None:
@@ -67,7 +67,7 @@ def troughs(history: History, now_us: int) -> Trend | None:
         windows = _whole(scale, now_us)
         if len(windows) > RECORDS:
             rise = windows[-1].trough_bytes - windows[0].trough_bytes
-            return Trend(rise / _elapsed_s(scale, windows), len(windows) - 1) if rise > 0 else None
+            return Trend(rise / _elapsed_s(scale, windows)) if rise > 0 else None
     return None
 
 
@@ -89,7 +89,7 @@ def _growth(scale: Scale, windows: Sequence[Window], total_bytes: int) -> Trend 
     if counted < _enough(windows) or not _counted(moves[-RECENT_WINDOWS:], MOVE * total_bytes):
         return None
     first = next(i for i, move in enumerate(moves) if move > MOVE * total_bytes)
-    return Trend(sum(moves) / _elapsed_s(scale, windows[first:]), counted)
+    return Trend(sum(moves) / _elapsed_s(scale, windows[first:]), _halves(moves[first:]))
 
 
 def _leak(scale: Scale, windows: Sequence[Window]) -> Trend | None:
@@ -98,11 +98,19 @@ def _leak(scale: Scale, windows: Sequence[Window]) -> Trend | None:
     enough = max(_enough(windows), RISING_SHARE * len(rises))
     if _counted(rises, 0) < enough or _counted(more, 0) < enough or _uneven(rises):
         return None
-    return Trend(sum(rises) / _elapsed_s(scale, windows), len(rises))
+    return Trend(sum(rises) / _elapsed_s(scale, windows), _halves(rises))
 
 
 def _uneven(rises: Sequence[int]) -> bool:
-    return stdev(rises) > UNEVENNESS * mean(rises)
+    mean = sum(rises) / len(rises)
+    return sum((rise - mean) ** 2 for rise in rises) / len(rises) > (UNEVENNESS * mean) ** 2
+
+
+def _halves(moves: Sequence[int]) -> float:
+    """How much one half moved more than the other, as a part of both."""
+    half = len(moves) // 2
+    first, second = sum(moves[:half]), sum(moves[len(moves) - half :])
+    return abs(second - first) / max(second + first, 1)
 
 
 def _enough(windows: Sequence[Window]) -> int:
@@ -124,7 +132,7 @@ def pressure(rooms: Iterable[Room], now_us: int, total_bytes: int) -> Trend | No
     gap_us = (last_us - first_us) // (len(losses) - 1)
     if now_us - last_us > max(ROOM_RECENT_US, 2 * gap_us):
         return None
-    return Trend((lost - max(loss for _, loss in losses)) / ((last_us - first_us) / 1e6), len(losses))
+    return Trend((lost - max(loss for _, loss in losses)) / ((last_us - first_us) / 1e6))
 
 
 def _counted(moves: Iterable[int], more_than: float) -> int:

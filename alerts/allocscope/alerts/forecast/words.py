@@ -10,39 +10,60 @@ if TYPE_CHECKING:
 
 def describe(facts: Facts) -> str:
     """One line for people."""
-    peak, stranded, room = map(size, (facts.peak_bytes, facts.stranded_bytes, facts.room_bytes))
-    said = [f"{peak} live at its peaks and {stranded} stranded, of {room} that it can have"]
-    if facts.leak:
-        said.append(f"live memory that nothing frees grows by {rate(facts.leak.bytes_per_s)}")
-    if facts.growth:
-        said.append(f"peaks grow by {rate(facts.growth.bytes_per_s)}")
-    if facts.pressure:
-        said.append(f"others on the device grow by {rate(facts.pressure.bytes_per_s)}")
-    if facts.flushes:
-        slack = facts.slack_bytes or 0
-        said.append(f"{len(facts.flushes)} flushes in the last ten minutes, the narrowest with {size(slack)} left")
-    left = facts.seconds_left
-    if left is not None:
-        said.append(f"at this rate in {duration(left)}")
-    return "; ".join(said)
+    return "; ".join(
+        [_need(facts), *_holes(facts), *_requests(facts), *_trends(facts), *_flushes(facts), *_left(facts)]
+    )
+
+
+def _need(facts: Facts) -> str:
+    return f"{size(facts.peak_bytes)} live at its peaks, of {size(facts.room_bytes)} that it can have"
+
+
+def _holes(facts: Facts) -> list[str]:
+    if not facts.stranded_bytes:
+        return []
+    holes = f", in {facts.hole_count} holes now" if facts.hole_count else ""
+    return [f"{size(facts.stranded_bytes)} lie stranded then{holes}"]
+
+
+def _requests(facts: Facts) -> list[str]:
+    if facts.request_bytes is None or facts.headroom_bytes is None:
+        return []
+    return [f"asks for up to {size(facts.request_bytes)} at once, {size(facts.headroom_bytes)} would fit now"]
+
+
+def _trends(facts: Facts) -> list[str]:
+    named = (
+        (facts.leak, "live memory that nothing frees grows by"),
+        (facts.growth, "its peaks grow by"),
+        (facts.pressure, "others on the device grow by"),
+    )
+    return [f"{what} {size(trend.bytes_per_s * 60)} a minute" for trend, what in named if trend]
+
+
+def _flushes(facts: Facts) -> list[str]:
+    if not facts.flushes:
+        return []
+    count = len(facts.flushes)
+    flushes = "1 flush" if count == 1 else f"{count} flushes"
+    return [f"{flushes} in the last ten minutes, the narrowest left {size(facts.slack_bytes or 0)}"]
+
+
+def _left(facts: Facts) -> list[str]:
+    between = facts.seconds_left_between
+    if between is None:
+        return []
+    soon, late = between
+    if late < 60:
+        return ["at this rate within a minute"]
+    return [f"at this rate in {_minutes(soon, late)}"]
+
+
+def _minutes(soon: float, late: float) -> str:
+    low, high = round(soon / 60), max(round(late / 60), 1)
+    return f"{high} min" if low == high else f"{low} to {high} min"
 
 
 def size(size_bytes: float) -> str:
-    """In MiB or GiB."""
+    """In MiB, or GiB from ten on."""
     return f"{size_bytes / (1 << 20):.0f} MiB" if abs(size_bytes) < 10 << 30 else f"{size_bytes / (1 << 30):.1f} GiB"
-
-
-def rate(bytes_per_s: float) -> str:
-    """By the minute."""
-    return f"{size(bytes_per_s * 60)} a minute"
-
-
-def duration(seconds: float) -> str:
-    """Roughly."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.0f} h"
-    )
