@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "play": ("behave, toward a daemon, as a recorded job did", ""),
     "replay": ("what the allocator would do with requests that were written down", ""),
     "oom": ("explain the out-of-memory texts in a log", ""),
+    "inspect": ("the bill and the holes of a PyTorch snapshot, and why it ran out of memory", ""),
     "rehearse": ("what the forecast would have said over a recorded run", ""),
 }
 """Name: what it does, and the extra (`pip install allocscope[…]`) that brings what it needs beyond the probe's dependencies."""
