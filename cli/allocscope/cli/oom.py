@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, Origin, amount, judge, read_log
 
@@ -61,7 +61,7 @@ def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
     yield decoder.decode(b"", final=True)
 
 
-def as_json(report: OomReport) -> dict[str, object]:
+def as_json(report: OomReport) -> dict[str, Any]:
     """The object that --json prints: bytes, null for what is not known."""
     return {
         "messages": [_message_json(message, judge(message)) for message in report.messages],

@@ -6,14 +6,16 @@ the driver themselves, in whatever state a log or a forum leaves them; and what 
 Not its business: where the log lies and how the answer is shown.
 
     log.read_log(chunks) ── cleaning (one line: whose, and its text without dress)
-                         ── tokens   (figures and phrases in text without white space)
+                         ── drafts   (phrases and figures in text without white space)
                          ── verdict  (what the figures prove)
 """
 
 from allocscope.allocator.messages.figures import Figure
+from allocscope.allocator.messages.judgement import Judgement, Verdict
 from allocscope.allocator.messages.log import LogReader, OomReport, read_log
 from allocscope.allocator.messages.message import OomMessage, Origin, ProcessFigure
-from allocscope.allocator.messages.verdict import Judgement, Verdict, amount, judge
+from allocscope.allocator.messages.verdict import judge
+from allocscope.allocator.messages.words import amount
 
 __all__ = [
     "Figure",

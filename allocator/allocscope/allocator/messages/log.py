@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
 from allocscope.allocator.messages.cleaning import Line, Source, plain_lines, squeeze, undress
+from allocscope.allocator.messages.drafts import LONGEST_MESSAGE, drafts, retry_alone
 from allocscope.allocator.messages.message import OomMessage, Origin
-from allocscope.allocator.messages.tokens import LONGEST_MESSAGE, anchored, begins_message, drafts, retry_alone
+from allocscope.allocator.messages.phrases import anchored, begins_message
 
 BLOCK_CHARS = 1 << 16
 """The log is read in blocks of about so many characters; one without any anchor is passed over."""

@@ -78,7 +78,7 @@ class OomMessage:
     limit: Figure | None = None
     """cudaMallocAsync: the user's memory fraction; XPU: the largest single allocation."""
     over_limit: bool = False
-    """A size beyond all measure: more than an exabyte."""
+    """More than can be asked for at all: an exabyte; MPS: more than Metal gives in one buffer."""
     expandable: bool | None = None
     """Are expandable segments on? False: the text recommends them (which before 2.14 it does even where they are on)."""
     conf_name: str | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from allocscope.allocator.messages.figures import Range
 from allocscope.allocator.messages.message import OomMessage, ProcessFigure
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 OUTSIDE = Range(0, 2 * GIB)
 """What this process may hold beside its allocator, where the text does not say: context, NCCL, libraries' workspaces."""

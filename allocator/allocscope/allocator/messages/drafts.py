@@ -13,124 +13,26 @@ from dataclasses import dataclass, field
 
 from allocscope.allocator.messages.figures import Figure, read_figure
 from allocscope.allocator.messages.message import OomMessage, Origin, ProcessFigure
-
-ANCHORS = (
-    "outofmemory",
-    "triedtoallocate",
-    "allocatedbypytorch",
-    "reservedbypytorch",
-    "alreadyallocated",
-    "reservedintotal",
-    "memoryinuse",
-    "totalcapac",
-    "allocationondevice",
-    "failedwithoom",
-    "failedtocuda",
-    "device-sideassert",
-    "internalassertfailed",
-    "out_of_memory",
-    "out_of_device_memory",
-    "alloc_failed",
-    "oom_kill",
-    "oom-kill",
-    "memoryallocation",
-    "invalidbuffersize",
-    "unabletoallocate",
-    "allocatememoryblock",
-    "currentlyallocated:",
+from allocscope.allocator.messages.phrases import (
+    AFTER,
+    AMOUNT,
+    AMOUNT_BEFORE,
+    BARE,
+    DEVICE_BEFORE,
+    HEADED,
+    IN_BRACKETS,
+    IN_BRACKETS_BEFORE,
+    RETRY,
+    TAILED,
+    WEAK,
+    phrases,
 )
-"""Text without any of these holds no message, nor the middle of one."""
 
 CLAUSE_GAP = 160
 """So many characters may stand between two clauses of a message: a prefix that is not known to be one."""
 LOOSE_GAP = 600
 """So many between two phrases that tell of one failure of NCCL, of a library or of the driver."""
 LONGEST_MESSAGE = 16384
-
-_HEADED = {
-    "totalcapacityof": "total",
-    "totalcapactyof": "total",
-    "ofwhich": "free",
-    "thisprocesshas": "this_process",
-    "oftheallocatedmemory": "allocated",
-    "currentlyallocated:": "allocated",
-    "requested:": "requested",
-    "requestedsize:": "requested",
-    "devicelimit:": "total",
-    "free(accordingtocuda):": "free",
-    "memoryfraction):": "limit",
-    "mpsallocated:": "allocated",
-    "otherallocations:": "other",
-    "maxallowed:": "allowed",
-}
-_TAILED = {
-    "totalcapac": "total",
-    "alreadyallocated": "allocated",
-    "currentactive": "active",
-    "free": "free",
-    "cached": "cached",
-    "reservedintotal": "reserved",
-    "allowed": "allowed",
-    "isallocated": "allocated",
-    "isreserved": "unallocated",
-    "allocatedinpriv": "private_pools",
-}
-_AFTER = {"free": ";", "cached": ";", "allowed": ".;"}
-"""What stands before the amount of a phrase that other texts have too."""
-_WEAK = frozenset(
-    {"requested:", "requestedsize:", "ofwhich", "maxallowed:", "free", "cached", "allowed", "isallocated"}
-)
-"""Phrases too common to begin a message whose head is lost."""
-
-_PHRASES = {
-    "oom": r"(?:cuda|hip|xpu|npu|mps|mlu|musa|mtia|gcu|hpu|sdaa|dcu|gpu)(?:backend)?outofmemory",
-    "tried": r"triedtoallocate",
-    "headed": "|".join(map(re.escape, _HEADED)),
-    "process": r"process\d{1,10}has",
-    "tailed": "|".join(_TAILED),
-    "device": r"hasa(?=total)",
-    "retry": r"memoryallocationfailedwithoom",
-    "async_pool": r"allocationondevice\d{0,4}(?:wouldexceedallowedmemory)?",
-    "policy": r"preemptivelyrejected",
-    "singly": r"allocatememoryblockwithsizelargerthan",
-    "nccl_head": r"ncclerrorin:",
-    "nccl": r"failedtocuda(?:host)?[a-z]{0,12}alloc[a-z]{0,12}\d{1,18}bytes",
-    "nccl_failure": r"cudafailure(?:2|\(2\))?:?outofmemory",
-    "driver": r"(?:cuda|hip|xpu)(?:driver|runtime)?error:outofmemory|cudaruntimeerror\(2\):outofmemory"
-    r"|(?:cuda|hip)_error_out_of_memory|cudaerrormemoryallocation|hiperroroutofmemory|error_out_of_device_memory",
-    "library": r"cu(?:blas|dnn|solver|sparse)_status_alloc_failed|cufft_alloc_failed",
-    "masked": r"nvml_success==.{0,80}?internalassertfailed|handles_\.at\(i\).{0,8}internalassertfailed",
-    "assertion": r"device-sideasserttriggered",
-    "cpu": r"defaultcpuallocator",
-    "array": r"unabletoallocate(?=\d[\d.]{0,20}[kmgtpe]?i?b(?:ytes)?foranarray)",
-    "killed": r"outofmemory:killedprocess|oom[-_]kill(?:event|:)",
-    "invalid": r"invalidbuffersize:",
-    "split": r"max_split_size_mb",
-    "conf": r"pytorch_[a-z_]{0,10}alloc_conf=expandable_segments",
-    "manual": r"documentationformemorymanagement",
-}
-_PHRASE = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _PHRASES.items()))
-_BEGINNING = re.compile(_PHRASES["oom"] + "|outofmemoryerror|" + _PHRASES["retry"])
-_AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)")
-_AMOUNT_BEFORE = re.compile(r"(?<!\d)(?<!\d\.)(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)$")
-_BARE = re.compile(r"(\d{1,18})(?![\d.])")
-_IN_BRACKETS = re.compile(r"\(([a-z]{2,8}?)(\d{1,4})?;")
-_IN_BRACKETS_BEFORE = re.compile(r"\(([a-z]{2,8}?)(\d{1,4})?;$")
-_DEVICE_BEFORE = re.compile(r"[a-z]{2,8}?(\d{1,4})$")
-_RETRY = re.compile(
-    r"memoryallocationfailedwithoom(?:ondevice(\d{1,4})(?!\d))?(?:whiletryingtoallocate(\d{1,18})bytes)?"
-    r"(?:\(free:(\d{1,18})(?=,),?)?(?:total:(\d{1,18})\))?"
-)
-
-
-def begins_message(squeezed: str) -> bool:
-    """Is the beginning of a message in it?"""
-    return _BEGINNING.search(squeezed) is not None
-
-
-def anchored(squeezed: str) -> bool:
-    """May this hold a message, or the middle of one?"""
-    return any(anchor in squeezed for anchor in ANCHORS)
 
 
 @dataclass(slots=True)
@@ -179,10 +81,8 @@ class Draft:
 def drafts(text: str, begins_line: Callable[[int], bool]) -> list[Draft]:
     """The messages in squeezed text, in order; `begins_line` says whether a line begins at an offset."""
     reader = _Reader(text)
-    for found in _PHRASE.finditer(text):
-        name = found.lastgroup
-        if name is not None:
-            reader.take(name, found)
+    for found in phrases(text):
+        reader.take(str(found.lastgroup), found)
     return [draft for at, draft in enumerate(reader.drafts) if _counts(text, reader.drafts, at, begins_line)]
 
 
@@ -192,6 +92,8 @@ def _counts(text: str, all_drafts: list[Draft], at: int, begins_line: Callable[[
         return len(draft.figures) + bool(draft.processes) >= 2
     if not (draft.bare and draft.silent):
         return True
+    if draft.origin is Origin.ALLOCATOR and draft.kind is None:
+        return False
     followed = at + 1 < len(all_drafts) and all_drafts[at + 1].start - draft.end < CLAUSE_GAP
     if followed and not all_drafts[at + 1].silent:
         return False
@@ -241,7 +143,7 @@ class _Reader:
         if self._text.startswith("morethan1eb", found.end()):
             draft.over_limit = True
         self._read_after(draft, "requested", found.end())
-        named = _IN_BRACKETS.match(self._text, draft.end)
+        named = IN_BRACKETS.match(self._text, draft.end)
         if named and "requested" in draft.figures:
             self._name(draft, named)
 
@@ -260,7 +162,7 @@ class _Reader:
         self._read_after(draft, "limit", found.end())
 
     def _retry(self, found: re.Match[str]) -> None:
-        self.drafts.append(_retry_draft(_RETRY.match(self._text, found.start())))
+        self.drafts.append(_retry_draft(RETRY.match(self._text, found.start())))
 
     def _nccl_head(self, found: re.Match[str]) -> None:
         self._nccl_began = found.start()
@@ -325,36 +227,36 @@ class _Reader:
 
     def _invalid(self, found: re.Match[str]) -> None:
         draft = self._begin(found, Origin.ALLOCATOR, "mps")
-        draft.bare = True
+        draft.bare = draft.over_limit = True
         self._read_after(draft, "requested", found.end())
 
     # --- clauses --------------------------------------------------------------------------------------------------------
 
     def _headed(self, found: re.Match[str]) -> None:
-        name, end = _HEADED[found[0]], found.end()
-        amount = _AMOUNT.match(self._text, end)
+        name, end = HEADED[found[0]], found.end()
+        amount = AMOUNT.match(self._text, end)
         if amount:
             self._clause(found[0], name, read_figure(amount[1], amount[2]), found.start(), amount.end())
-        elif found[0] == "requestedsize:" and (bare := _BARE.match(self._text, end)):
+        elif found[0] == "requestedsize:" and (bare := BARE.match(self._text, end)):
             self._clause(found[0], name, Figure.exact(int(bare[1])), found.start(), bare.end())
         elif draft := self._open(found.start()):
             draft.end = end
 
     def _tailed(self, found: re.Match[str]) -> None:
-        if found[0] in _AFTER and self._text[found.end() : found.end() + 1].isalpha():
+        if found[0] in AFTER and self._text[found.end() : found.end() + 1].isalpha():
             return
-        amount = _AMOUNT_BEFORE.search(self._text, max(found.start() - 40, 0), found.start())
-        if amount is None or self._text[amount.start() - 1] not in _AFTER.get(found[0], self._text[amount.start() - 1]):
+        amount = AMOUNT_BEFORE.search(self._text, max(found.start() - 40, 0), found.start())
+        if amount is None or self._text[amount.start() - 1] not in AFTER.get(found[0], self._text[amount.start() - 1]):
             return
-        draft = self._clause(
-            found[0], _TAILED[found[0]], read_figure(amount[1], amount[2]), amount.start(), found.end()
-        )
-        named = _IN_BRACKETS_BEFORE.search(self._text, max(amount.start() - 16, 0), amount.start())
+        is_cut = found[0].startswith("is") and not self._text.startswith("bypytorch", found.end())
+        figure = read_figure(amount[1], amount[2])
+        draft = self._clause("is" if is_cut else found[0], TAILED[found[0]], figure, amount.start(), found.end())
+        named = IN_BRACKETS_BEFORE.search(self._text, max(amount.start() - 16, 0), amount.start())
         if draft and named:
             self._name(draft, named)
 
     def _process(self, found: re.Match[str]) -> None:
-        amount = _AMOUNT.match(self._text, found.end())
+        amount = AMOUNT.match(self._text, found.end())
         draft = self._open(found.start())
         if amount is None:
             return
@@ -370,7 +272,7 @@ class _Reader:
         if draft is None:
             return
         draft.end = found.end()
-        named = _DEVICE_BEFORE.search(self._text, max(found.start() - 12, 0), found.start())
+        named = DEVICE_BEFORE.search(self._text, max(found.start() - 12, 0), found.start())
         if named and draft.device is None:
             draft.device = int(named[1])
 
@@ -381,7 +283,7 @@ class _Reader:
             if name not in draft.figures or known == figure:
                 draft.figures[name], draft.end = figure, end
                 return draft
-        if phrase in _WEAK:
+        if phrase in WEAK:
             return None
         draft = Draft(start, end, Origin.ALLOCATOR, orphan=True, figures={name: figure})
         self.drafts.append(draft)
@@ -403,7 +305,7 @@ class _Reader:
                 draft.expandable = True
 
     def _read_after(self, draft: Draft, name: str, at: int) -> None:
-        amount = _AMOUNT.match(self._text, at)
+        amount = AMOUNT.match(self._text, at)
         if amount:
             draft.figures[name], draft.end = read_figure(amount[1], amount[2]), amount.end()
 
@@ -434,5 +336,5 @@ def retry_alone(squeezed: str) -> Draft | None:
     at = squeezed.find("memoryallocationfailedwithoom")
     if at < 0 or not squeezed.endswith(").") or len(squeezed) > 400:
         return None
-    found = _RETRY.match(squeezed, at)
+    found = RETRY.match(squeezed, at)
     return _retry_draft(found) if found and found.end() >= len(squeezed) - 1 else None

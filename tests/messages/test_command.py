@@ -1,0 +1,121 @@
+"""`allocscope oom` reads logs as they lie about, and answers people and programs."""
+
+import gzip
+import io
+import json
+
+import pytest
+
+from allocscope.cli import oom
+
+TEXT = (
+    "epoch 1\n[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 1 has a total capacity of"
+    " 79.10 GiB of which 364.31 MiB is free. Process 175080 has 1.46 GiB memory in use. Process 175356 has 77.26 GiB memory in use."
+    " Of the allocated memory 72.12 GiB is allocated by PyTorch, and 3.78 GiB is reserved by PyTorch but unallocated.\n"
+)
+OBJECT = {
+    "is_oom": True,
+    "requested_bytes": 469762048,
+    "device": 1,
+    "total_bytes": 84932978278,
+    "free_bytes": 382006723,
+    "allowed_bytes": None,
+    "this_process_bytes": None,
+    "other_processes": [{"pid": 175080, "used_bytes": 1567663063}, {"pid": 175356, "used_bytes": 82957293322}],
+    "allocated_bytes": 77438260347,
+    "reserved_bytes": None,
+    "unallocated_bytes": 4058744095,
+    "private_pools_bytes": None,
+    "cached_bytes": None,
+    "active_bytes": None,
+    "other_bytes": None,
+    "limit_bytes": None,
+    "verdict": "fragmentation",
+    "why": (
+        "3.78 GiB lay free in holes of what PyTorch reserved, and 364.31 MiB on the device: more than the 448.00 MiB asked for;"
+        " no hole was large enough; Process 175356 is this job itself, seen from inside a container: there is no room for it beside"
+    ),
+    "try": [
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "make the sizes steadier (pad to a few lengths), or allocate the largest first",
+    ],
+    "own_pid": 175356,
+    "origin": "allocator",
+    "kind": "cuda",
+    "rank": 1,
+    "worker": None,
+    "line": 2,
+    "times": 1,
+}
+
+
+def asked(capsys, *arguments):
+    status = oom.main([*map(str, arguments)])
+    return status, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(TEXT.encode(), id="UTF-8"),
+        pytest.param(b"\xef\xbb\xbf" + TEXT.encode(), id="UTF-8 with a mark"),
+        pytest.param(TEXT.encode("utf-16"), id="a PowerShell redirection"),
+        pytest.param(gzip.compress(TEXT.encode()), id="packed"),
+        pytest.param(TEXT.replace("\n", "\r\n").encode(), id="Windows"),
+    ],
+)
+def test_a_log_is_answered_in_json(tmp_path, capsys, content):
+    (tmp_path / "log").write_bytes(content)
+    status, said = asked(capsys, tmp_path / "log", "--json")
+    assert status == 0
+    assert json.loads(said.out) == {"messages": [OBJECT], "retries": 0, "lines": 2, "left_out": 0}
+
+
+def test_the_standard_input_is_read(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode() + b"\xff\xfe\x00")))
+    status, said = asked(capsys, "-", "--json")
+    assert (status, [m["line"] for m in json.loads(said.out)["messages"]]) == (0, [2])
+
+
+def test_people_get_it_in_words(tmp_path, capsys):
+    (tmp_path / "log").write_text(TEXT, encoding="utf-8")
+    status, said = asked(capsys, tmp_path / "log")
+    assert status == 0
+    assert said.out == (
+        "1 out-of-memory text(s) in 2 line(s)\n"
+        "\n"
+        "line 2, rank 1, device 1: out of memory: FRAGMENTATION\n"
+        "  3.78 GiB lay free in holes of what PyTorch reserved, and 364.31 MiB on the device: more than the 448.00 MiB asked for\n"
+        "  no hole was large enough\n"
+        "  Process 175356 is this job itself, seen from inside a container: there is no room for it beside\n"
+        "  asked for                  448.00 MiB\n"
+        "  device                      79.10 GiB\n"
+        "  free on the device         364.31 MiB\n"
+        "  allocated                   72.12 GiB\n"
+        "  free in holes                3.78 GiB\n"
+        "  process 175080               1.46 GiB\n"
+        "  process 175356              77.26 GiB (this job itself)\n"
+        "  try: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+        "  try: make the sizes steadier (pad to a few lengths), or allocate the largest first\n"
+    )
+
+
+def test_a_log_without_any_says_so(tmp_path, capsys):
+    (tmp_path / "log").write_text("epoch 1\nepoch 2\n", encoding="utf-8")
+    assert asked(capsys, tmp_path / "log")[1].out == "no out-of-memory text in 2 line(s)\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file or directory"),
+        (gzip.compress(TEXT.encode())[:-12], "Compressed file ended before the end-of-stream marker was reached"),
+        (b"\x1f\x8bnot gzip at all", "Unknown compression method"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tmp_path, capsys, content, problem):
+    if content is not None:
+        (tmp_path / "log").write_bytes(content)
+    status, said = asked(capsys, tmp_path / "log", "--json")
+    assert (status, said.out) == (1, "")
+    assert said.err == f"allocscope oom: cannot read {tmp_path / 'log'}: {problem}\n"
