@@ -27,6 +27,7 @@ def test_blocks_and_figures_agree_after_each_request(program):
         if address is not None:
             assert allocator.trace[-1].action == "alloc"
             assert allocator.trace[-1].address == address
+            assert allocator.trace[-1].stack is None
 
 
 @given(programs())

@@ -102,13 +102,13 @@ class Ledger:
     def note(self, action: str, address: int, size: int, stream: int, pool_id: PoolId) -> None:
         """An entry of the history, if it is kept."""
         if self.trace is not None:
-            self.trace.append(new_entry(TraceEntry, (action, address, size, stream, self.time_us, pool_id, None)))
+            self.trace.append(new_entry(TraceEntry, (action, address, size, stream, self.time_us, pool_id, None, None)))
 
     def note_oom(self, device_free: int, size: int, stream: int, pool_id: PoolId) -> None:
         """The entry of a request that failed."""
         self.num_ooms += 1
         if self.trace is not None:
-            self.trace.append(new_entry(TraceEntry, ("oom", 0, size, stream, self.time_us, pool_id, device_free)))
+            self.trace.append(new_entry(TraceEntry, ("oom", 0, size, stream, self.time_us, pool_id, device_free, None)))
 
     def reserve(self, size: int, tally: Tally, owner: PrivatePool | None) -> None:
         """Memory was got from the driver, by one call."""
