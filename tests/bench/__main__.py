@@ -74,9 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 def _machine() -> str:
     load = os.getloadavg()[0]
     python = platform.python_version()
-    return (
-        f"{len(os.sched_getaffinity(0))} CPUs, {platform.machine()}, Python {python}; load average when done: {load:.1f}"
-    )
+    return f"{len(os.sched_getaffinity(0))} CPUs, {platform.machine()}, Python {python}; load average when done: {load:.1f}"
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ class Machine:
         self.folder = folder
         self.database = folder / "allocscope.db"
         self._started: list[subprocess.Popen[str]] = []
+        self._plays: dict[str, subprocess.Popen[str]] = {}
         self._logs: dict[str, Path] = {}
 
     def collector(self, *options: str) -> Service:
@@ -118,7 +119,22 @@ class Machine:
         uuid = uuid or f"GPU-{job}"
         where = ("--socket", str(daemon.addresses["socket"]), "--job", job, "--gpu-uuid", uuid)
         command = ("play", str(path), "--speed", str(speed), *where, "--flush-timeout", "30", "--json", *options)
-        return Job(path, uuid, self._spawn(f"play-{job}", command, clock_off_s, output=subprocess.PIPE))
+        process = self._plays[job] = self._spawn(f"play-{job}", command, clock_off_s, output=subprocess.PIPE)
+        return Job(path, uuid, process)
+
+    def until(self, condition: Callable[[], Found | None], what: str) -> Found:
+        """As `until`; fails at once where a job could not play."""
+
+        def answer() -> Found | None:
+            self.assert_all_could_play()
+            return condition()
+
+        return until(answer, what)
+
+    def assert_all_could_play(self) -> None:
+        """Each job plays, or has come to its end."""
+        broken = [name for name, process in self._plays.items() if process.poll() not in (None, 0, 1)]
+        assert not broken, f"could not play: {', '.join(broken)}"
 
     def kill(self, service: Service) -> None:
         """As kill -9 does."""

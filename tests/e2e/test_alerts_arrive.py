@@ -15,7 +15,7 @@ from allocscope.alerts.rehearsal import RehearsedAlert, rehearse
 from allocscope.allocator.recording import read_recording
 from tests.alerts.conftest import Post, Receiver
 from tests.alerts.test_alertmanager import Server
-from tests.e2e.processes import Job, Machine, Service, recording, until
+from tests.e2e.processes import Job, Machine, Service, recording
 
 pytestmark = pytest.mark.end_to_end
 
@@ -54,7 +54,7 @@ def test_the_alert_comes_before_the_death_and_says_the_same_at_any_speed(machine
         for name, run, speed in (("slow", HOLES, 60), ("fast", HOLES, 100), ("leaks", LEAK, 60))
     }
     for name, job in jobs.items():
-        told = until(partial(critical, receiver.posts, name), f"a critical alert about {name}")
+        told = machine.until(partial(critical, receiver.posts, name), f"a critical alert about {name}")
         assert job.runs, f"{name} was dead when the alert about it came"
         expected = ("leak", "AllocscopeMemoryLeak") if name == "leaks" else ("fragmentation", FRAGMENTATION)
         if name != "leaks":  # a leak is called growth until it has shown what it is
@@ -63,10 +63,10 @@ def test_the_alert_comes_before_the_death_and_says_the_same_at_any_speed(machine
         assert told["labels"]["node"] == "n1"
         assert told["labels"]["uuid"] == job.uuid
     for name, job in jobs.items():
-        assert_as_rehearsed(collector, name, job)
+        assert_as_rehearsed(machine, collector, name, job)
 
 
-def assert_as_rehearsed(collector: Service, name: str, job: Job) -> None:
+def assert_as_rehearsed(machine: Machine, collector: Service, name: str, job: Job) -> None:
     """The same alerts, for the same causes, at the same moments of the recording."""
     summary = job.end()
     assert summary["ended"] == "died"
@@ -78,7 +78,7 @@ def assert_as_rehearsed(collector: Service, name: str, job: Job) -> None:
         fired = [alert for alert in listed if alert["state"] != "pending"]
         return fired if any(alert["name"] == "AllocscopeOOM" for alert in fired) else None
 
-    alerts = until(found, f"the death of {name} is known")
+    alerts = machine.until(found, f"the death of {name} is known")
     alerts = sorted(alerts, key=lambda alert: (alert["name"], alert["severity"], alert["at_us"]))
     wanted = sorted(expected, key=lambda alert: (alert.name, alert.severity.value, alert.at_us))
     said = [(alert["name"], alert["severity"], alert["cause"]) for alert in alerts]
@@ -107,7 +107,7 @@ def test_a_collector_that_is_killed_tells_what_fires_once_more_and_no_oftener(
     collector = machine.collector("--webhook", receiver.address)
     daemon = machine.daemon("n1", collector)
     job = machine.play(recording(LEAK), daemon, job="leaks", speed=60)
-    until(lambda: critical(receiver.posts, "leaks"), "a critical alert")
+    machine.until(lambda: critical(receiver.posts, "leaks"), "a critical alert")
     machine.kill(collector)
     before = len(receiver.posts)
     assert job.runs
@@ -117,7 +117,7 @@ def test_a_collector_that_is_killed_tells_what_fires_once_more_and_no_oftener(
     def dead() -> bool:
         return any(told["name"] == "AllocscopeOOM" for told in contents(receiver.posts))
 
-    until(dead, "the death is told")
+    machine.until(dead, "the death is told")
     lives = receiver.posts[:before], receiver.posts[before:]
     assert critical(lives[1], "leaks"), "what fires is told anew after a restart"
     for posts in lives:
@@ -142,7 +142,7 @@ def test_a_real_alertmanager_has_the_alert_while_the_job_still_runs(
 ) -> None:
     alertmanager = Server(tmp_path, receiver)
     try:
-        until(alertmanager.ready, "Alertmanager is ready")
+        machine.until(alertmanager.ready, "Alertmanager is ready")
         collector = machine.collector("--alertmanager", alertmanager.address)
         job = machine.play(recording(LEAK), machine.daemon("n1", collector), job="leaks", speed=60)
 
@@ -150,7 +150,7 @@ def test_a_real_alertmanager_has_the_alert_while_the_job_still_runs(
             labels: list[dict[str, Any]] = [alert["labels"] for alert in alertmanager.alerts()]
             return next((one for one in labels if (one["severity"], one.get("job")) == ("critical", "leaks")), None)
 
-        labels = until(told, "Alertmanager has the critical alert")
+        labels = machine.until(told, "Alertmanager has the critical alert")
         assert job.runs
         assert (labels["node"], labels["uuid"]) == ("n1", job.uuid)
         assert labels["cause"] in ("leak", "growth")

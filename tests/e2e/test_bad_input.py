@@ -24,7 +24,7 @@ from allocscope.model.identity import AllocatorRef, Device
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest
 from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceStub
 from tests.e2e.accounts import handed_on, stored
-from tests.e2e.processes import RECORDINGS, Job, Machine, Service, recording, until
+from tests.e2e.processes import RECORDINGS, Job, Machine, Service, recording
 
 pytestmark = pytest.mark.end_to_end
 
@@ -48,7 +48,9 @@ class Fleet:
         """Everything that the job handed on is stored; what the job said."""
         summary = job.end()
         expected = handed_on(job, summary)
-        until(lambda: stored(self.machine.database, job, summary) == expected, f"all of {job.uuid} is stored")
+        self.machine.until(
+            lambda: stored(self.machine.database, job, summary) == expected, f"all of {job.uuid} is stored"
+        )
         return summary
 
 
@@ -62,10 +64,10 @@ def fleet(machine: Machine) -> Fleet:
 
 
 def test_a_second_daemon_under_one_node_name_is_told_so_and_the_first_goes_on(fleet: Fleet) -> None:
-    until(lambda: fleet.collector.said("stream opened", "n1"), "the first daemon is connected")
+    fleet.machine.until(lambda: fleet.collector.said("stream opened", "n1"), "the first daemon is connected")
     job = fleet.play(job="first")
     second = fleet.machine.daemon("n1", fleet.collector, name="second")
-    told = until(lambda: second.said("ALREADY_EXISTS"), "the second daemon says what is wrong")
+    told = fleet.machine.until(lambda: second.said("ALREADY_EXISTS"), "the second daemon says what is wrong")
     assert "node 'n1'" in told
     assert "name" in told
     fleet.assert_whole(job)
@@ -181,7 +183,7 @@ def test_a_job_that_lies_is_told_so_and_what_is_true_is_stored(
 
     (sample,) = truth.samples()
     job = Job(Path(), DEVICE.uuid, among_liars.daemon.process)
-    until(
+    among_liars.machine.until(
         lambda: stored(among_liars.machine.database, job, {"process_id": honest_id}).samples == [sample],
         "the truth is stored",
     )

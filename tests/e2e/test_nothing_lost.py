@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.e2e.accounts import TABLES, count, handed_on, stored
-from tests.e2e.processes import Job, Machine, Service, recording, until
+from tests.e2e.processes import Job, Machine, Service, recording
 
 pytestmark = pytest.mark.end_to_end
 
@@ -43,7 +43,7 @@ def fleet(machine: Machine) -> Fleet:
 
 def in_the_middle(fleet: Fleet) -> None:
     """Wait until some is stored; all jobs still run then."""
-    until(lambda: count(fleet.machine.database) > SOME, "some samples are stored")
+    fleet.machine.until(lambda: count(fleet.machine.database) > SOME, "some samples are stored")
     assert fleet.all_run()
 
 
@@ -55,7 +55,7 @@ def assert_nothing_is_lost(fleet: Fleet) -> None:
     everything = [handed_on(job, summary) for job, summary in zip(fleet.jobs, summaries, strict=True)]
     for table in TABLES:
         expected = sum(len(getattr(account, table)) for account in everything)
-        until(partial(_holds, fleet.machine, table, expected), f"all {table} are stored")
+        fleet.machine.until(partial(_holds, fleet.machine, table, expected), f"all {table} are stored")
         assert count(fleet.machine.database, table) == expected
     for job, summary, account in zip(fleet.jobs, summaries, everything, strict=True):
         found = stored(fleet.machine.database, job, summary)
@@ -111,7 +111,7 @@ def test_what_happens_before_the_collector_is_there_is_told_to_it_later(machine:
     machine.kill(collector)
     fleet = Fleet(machine, collector, machine.daemon("n1", collector))
     fleet.play()
-    until(
+    machine.until(
         lambda: _figure(fleet.daemon, "allocscope_samples_ingested_total") > SOME,
         "some samples are on the daemon's disk",
     )
