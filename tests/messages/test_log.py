@@ -89,6 +89,7 @@ def test_retries_are_counted_and_are_no_ooms():
         ("[pod/train-worker-0/pytorch] [rank8]: ", 8, "train-worker-0/pytorch"),
         ("\x1b[31mE   [rank3]: ", 3, None),
         ("2024-05-01T12:00:01.123456Z stderr F [rank3]: ", 3, None),
+        ("[2024-05-14 03:14:22.881] [PID: 40219] [GPU: 0] FATAL: ", None, "PID: 40219"),
         ("GPU 5 failed: ", None, None),
     ],
 )

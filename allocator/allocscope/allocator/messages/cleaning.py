@@ -36,6 +36,7 @@ _PREFIX = re.compile(
             r"(?P<rank_e>\d{1,5}):(?=\s)",
             r"\((?P<worker_a>[^()\n]{0,60}\bpid=\d+[^()\n]{0,60})\):?",
             r"(?P<worker_b>[\w.-]{1,60}:\d+:\d+) \[(?P<device>\d{1,3})\]",
+            r"\[(?P<worker_e>(?:PID|pid)[:= ]{1,2}\d+)\]",
             r"\[pod/(?P<worker_c>[^\]\s]{1,100})\]",
             (
                 r"\[?\d{4}[-/]\d\d[-/]\d\d[T _-]?\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"

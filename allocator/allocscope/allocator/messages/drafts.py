@@ -97,7 +97,8 @@ def _counts(text: str, all_drafts: list[Draft], at: int, begins_line: Callable[[
     followed = at + 1 < len(all_drafts) and all_drafts[at + 1].start - draft.end < CLAUSE_GAP
     if followed and not all_drafts[at + 1].silent:
         return False
-    return begins_line(draft.start) or text[max(draft.start - 6, 0) : draft.start].endswith(("error:", "ption:"))
+    before = text[max(draft.start - 10, 0) : draft.start]
+    return begins_line(draft.start) or before.endswith(("error:", "exception:"))
 
 
 class _Reader:
