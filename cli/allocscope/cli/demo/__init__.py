@@ -23,7 +23,7 @@ from allocscope.cli.demo.screen import Headless, Screen, Terminal
 
 HELP = "a fleet on this machine, from recordings of real jobs"
 RECORDINGS = Path(__file__).parent.parent / "recordings"
-LASTS_S = 75.0
+LASTS_S = 70.0
 """The fleet, once started, plays the longest recording in what is left of this; the whole demo lasts at most 90 s."""
 
 
@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--speed",
         type=_speed,
         default=None,
-        help="recorded seconds a second (default: what makes the demo last a minute and a quarter)",
+        help="recorded seconds a second (default: what makes the demo last some 70 s)",
     )
     parser.add_argument(
         "--recordings", type=Path, default=RECORDINGS, help="a folder of recordings with its labels.json"
