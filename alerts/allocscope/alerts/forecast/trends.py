@@ -36,6 +36,8 @@ ROOM_LOSSES = 3
 """The first may be another process's arrival."""
 ROOM_MOVES = 4
 """So many notes of the room with a loss, or with a stall after one because nothing was free: that is no stop."""
+ROOM_GAP_US = 120_000_000
+"""Losses further apart than that are not of one growth."""
 ROOM_RECENT_US = 40_000_000
 """The latest loss is no older, or no older than twice the time between losses."""
 
@@ -119,20 +121,29 @@ def _enough(windows: Sequence[Window]) -> int:
 
 def pressure(rooms: Iterable[Room], now_us: int, total_bytes: int) -> Trend | None:
     """Others that take more and more of the device."""
-    least = ROOM_MOVE * total_bytes
     notes = list(pairwise(rooms))
-    losses = [(later, earlier.bytes - later.bytes) for earlier, later in notes if earlier.bytes - later.bytes > least]
+    losses = _one_growth(
+        [(b.time_us, a.bytes - b.bytes) for a, b in notes if a.bytes - b.bytes > ROOM_MOVE * total_bytes]
+    )
     if len(losses) < ROOM_LOSSES:
         return None
-    first_us, last_us, lost = losses[0][0].time_us, losses[-1][0].time_us, sum(loss for _, loss in losses)
-    gained = sum(max(later.bytes - earlier.bytes, 0) for earlier, later in notes if later.time_us > first_us)
-    stalls = sum(later.used_up for earlier, later in notes if later.time_us > first_us and later.bytes == earlier.bytes)
+    first_us, last_us, lost = losses[0][0], losses[-1][0], sum(loss for _, loss in losses)
+    since = [(a, b) for a, b in notes if b.time_us > first_us]
+    stalls = sum(b.used_up for a, b in since if b.bytes == a.bytes)
+    gained = sum(max(b.bytes - a.bytes, 0) for a, b in since)
     if len(losses) + stalls < ROOM_MOVES or 2 * gained > lost:  # to and fro
         return None
-    gap_us = (last_us - first_us) // (len(losses) - 1)
-    if now_us - last_us > max(ROOM_RECENT_US, 2 * gap_us):
+    if now_us - last_us > max(ROOM_RECENT_US, 2 * (last_us - first_us) // (len(losses) - 1)):
         return None
     return Trend((lost - max(loss for _, loss in losses)) / ((last_us - first_us) / 1e6))
+
+
+def _one_growth(losses: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The latest losses, (time, bytes) each, as far back as they follow one another."""
+    first = len(losses) - 1
+    while first > 0 and losses[first][0] - losses[first - 1][0] <= ROOM_GAP_US:
+        first -= 1
+    return losses[max(first, 0) :]
 
 
 def _counted(moves: Iterable[int], more_than: float) -> int:
