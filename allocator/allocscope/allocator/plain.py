@@ -84,26 +84,27 @@ def _of_length(code: bytes, lengths: Iterable[int]) -> bytes:
     return b"|".join(b"\\x%02x\\x%02x.{%d}" % (code[0], length, length) for length in lengths)
 
 
-def _run(plain: bytes) -> re.Pattern[bytes]:
+def _run(plain: bytes, *, hooked: bool = False) -> re.Pattern[bytes]:
     """As many harmless instructions as there are in a row; `plain`: those without arguments that need no look.
 
+    With `hooked`, what adds to a list needs one only where a dict was made just before: `u`, or some argument's last byte.
     No possessive repeat: CPython before 3.11.5 ends it in the wrong place where an alternative fails half way.
     """
     return re.compile(
-        rb"(?:h.|K.K.\x86|K.|[jJ].{4}|M..|["
+        rb"(?:h.|K.K.\x86|K.|j....j....j....j....|[jJ]....|M..|["
         + plain
         + rb"(012N)usld\x88\x89\x94]+|q.|\x80.|G.{8}|"
         + _of_length(b"\x8a", (6, 7, 5, 8, 4, 3, 9, 2, 1, 0))
         + b"|"
         + _of_length(b"\x8c", (3, 6, 5, *range(3), 4, *range(7, 64)))
-        + b")*",
+        + (rb"|(?<!u)[ea])*" if hooked else b")*"),
         re.DOTALL,
     )
 
 
 _RUNS = {
     (False, False): _run(rb"}\]ea"),
-    (True, False): _run(rb"}\]"),
+    (True, False): _run(rb"}\]", hooked=True),
     (False, True): _run(rb"\]ea"),
     (True, True): _run(rb"\]"),
 }

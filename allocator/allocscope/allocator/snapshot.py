@@ -323,7 +323,7 @@ class _Compaction:
         """The entries, column by column; None where any of them is out of the ordinary."""
         try:
             actions, addresses, sizes, streams = zip(*map(_ORDINARY, told), strict=True)
-            pools = [self._pool(entry.get("pool_id", DEFAULT_POOL)) for entry in told]
+            pools = self._pools_of([entry.get("pool_id", DEFAULT_POOL) for entry in told])
         except (KeyError, TypeError, ValueError):
             return None
         times = [entry.get("time_us", 0) for entry in told]
@@ -339,12 +339,11 @@ class _Compaction:
         columns = zip(actions, addresses, sizes, streams, times, pools, frees, frames, strict=True)
         return list(map(_new_entry, columns))
 
-    def _pool(self, told: Any) -> tuple[int, int]:
-        key = told if type(told) is tuple else tuple(told)
-        known = self._pools.get(key)
-        if known is None:
-            known = self._pools[key] = _pool_id(key)
-        return known
+    def _pools_of(self, told: list[Any]) -> list[tuple[int, int]]:
+        keys = told if set(map(type, told)) == {tuple} else list(map(tuple, told))
+        for key in set(keys) - self._pools.keys():
+            self._pools[key] = _pool_id(key)
+        return list(map(self._pools.__getitem__, keys))
 
 
 def _are_written_anew(stacks: list[Any]) -> bool:

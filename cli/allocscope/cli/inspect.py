@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites
 from allocscope.allocator.errors import AllocatorError
 from allocscope.allocator.headroom import Headroom
 from allocscope.allocator.snapshot import Snapshot, read_snapshot
+from allocscope.cli.inspect_text import NARROWEST, Look, as_text
 from allocscope.model import BlockGroup, Line, PrivatePool
 
 HELP = "the bill and the holes of a PyTorch snapshot, and why it ran out of memory"
@@ -48,20 +51,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument(
-        "--device-free",
-        type=int,
-        metavar="BYTES",
-        help="what was free on the device, for the headroom (else: see --help)",
-    )
+    parser.add_argument("--device-free", type=_bytes, metavar="BYTES", help="free on the device, for the headroom")
+    parser.add_argument("--now", action="store_true", help="show the snapshot as it is, not its last OutOfMemoryError")
     return parser
 
 
 def _inspect(asked: argparse.Namespace) -> int:
     snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
     diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
-    print(json.dumps(as_json(diagnosis, snapshot)))
+    if asked.json:
+        print(json.dumps(as_json(diagnosis, snapshot)))
+    else:
+        print(as_text(diagnosis, snapshot, _look(), now=asked.now))
     return 0
+
+
+def _look() -> Look:
+    """What standard output can show."""
+    terminal = sys.stdout.isatty()
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    return Look(
+        width=max(shutil.get_terminal_size((100, 24)).columns, NARROWEST),
+        colour=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
+        ascii_only=not encoding.startswith("utf"),
+    )
+
+
+def _bytes(told: str) -> int:
+    if (amount := int(told)) < 0:
+        raise ValueError(told)
+    return amount
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -89,23 +90,37 @@ def sites(segments: Iterable[SnapshotSegment], count: int) -> tuple[Site, ...]:
 
 
 def site_of(stack: Stack | None) -> str | None:
-    """The program's own lines nearest to an allocation, innermost first; None: not recorded."""
+    """The program's own lines nearest to an allocation, innermost first; None: not recorded.
+
+    Of a stack with C++ frames only, as the backward pass has it, the operator and the node of the graph.
+    """
     frames = stack.frames if stack else ()
     if not frames:
         return None
     python = [frame for frame in frames if frame.filename.endswith(".py")]
-    own = [frame for frame in python if "/torch/" not in frame.filename] or python or [_nearest(frames)]
-    return " ← ".join(_line(frame) for frame in own[:_TOLD_FRAMES])
+    own = [frame for frame in python if "/torch/" not in frame.filename] or python
+    if own:
+        return " ← ".join(f"{frame.name[:60]} {_last(frame.filename)}:{frame.line}" for frame in own[:_TOLD_FRAMES])
+    native = (_first(_OPERATOR, frames), _first(_NODE, frames))
+    return " ← ".join(name for name in native if name) or _beyond_allocator(frames)
 
 
-def _nearest(frames: tuple[Frame, ...]) -> Frame:
-    """Of C++ frames, the first beyond the allocator's own."""
-    return next((f for f in frames if not f.name.startswith(("torch::unwind", "torch::Captured", "c10::"))), frames[0])
+_OPERATOR = re.compile(r"at::_ops::(?!new_empty|empty)(\w+)::")
+_NODE = re.compile(r"torch::autograd::(?:\w+::)*(\w+)::apply\(")
+_ALLOCATOR = ("torch::unwind", "torch::Captured", "torch::cuda::", "c10::", "??")
 
 
-def _line(frame: Frame) -> str:
-    filename = frame.filename.rsplit("/", 1)[-1]
-    return f"{frame.name[:60]} {filename}:{frame.line}" if frame.line else f"{frame.name[:60]} {filename}"
+def _first(pattern: re.Pattern[str], frames: Iterable[Frame]) -> str | None:
+    return next((found[1][:60] for frame in frames if (found := pattern.match(frame.name))), None)
+
+
+def _beyond_allocator(frames: tuple[Frame, ...]) -> str:
+    frame = next((frame for frame in frames if not frame.name.startswith(_ALLOCATOR)), frames[0])
+    return f"{frame.name[:60]} {_last(frame.filename)}"
+
+
+def _last(path: str) -> str:
+    return path.rsplit("/", 1)[-1][:60]
 
 
 def _live(segments: Iterable[SnapshotSegment]) -> Iterator[SnapshotBlock]:

@@ -120,7 +120,23 @@ class Rewind:
             undo = self._undo.get(told.action)
             if undo is not None:
                 undo(told)
+        self._find_stacks()
         return tuple(self._closed(self._segments[start]) for start in self._starts)
+
+    def _find_stacks(self) -> None:
+        """Blocks that came back know from their own allocation, earlier in the history, where it was."""
+        without = {
+            block.address: block
+            for segment in self._segments.values()
+            for block in segment.blocks.values()
+            if block.restored and block.stack is None and block.state != INACTIVE
+        }
+        for index in range(self._at - 1, -1, -1):
+            if not without:
+                return
+            entry = self._trace[index]
+            if entry.action == "alloc" and (block := without.pop(entry.address, None)):
+                block.stack = entry.stack
 
     # each kind of entry, undone
 
