@@ -316,6 +316,12 @@ class Simulator:
         """Every stream has finished what was asked of it: events recorded until now are ready, and will be found so."""
         self._caught_up = self._clock
 
+    def finish_stream(self, stream: int) -> None:
+        """That stream has finished what was asked of it: its events recorded until now are ready."""
+        queue = self._events.get(stream)
+        if queue is not None:
+            self._events[stream] = deque((0, block) for _, block in queue)
+
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache() on this device."""
         self._release_cached()
@@ -395,6 +401,26 @@ class Simulator:
             self._freeable[pool_id] = pool
         if empty:
             self._release_cached(pool_id)
+
+    def malloc_in(self, pool_id: PoolId, request_bytes: int, stream: int = 0) -> int:
+        """`malloc` from a private pool, which is made where there is none yet; from everybody's where it is (0, 0)."""
+        if pool_id == DEFAULT_POOL:
+            return self.malloc(request_bytes, stream)
+        if pool_id not in self._private:
+            self.create_pool(pool_id)
+        self.begin_pool(pool_id)
+        try:
+            return self.malloc(request_bytes, stream)
+        finally:
+            self.end_pool(pool_id)
+            self._private[pool_id].use_count -= 1
+
+    def end_pool_if_known(self, pool_id: PoolId) -> None:
+        """Nobody uses the private pool any more: its whole free segments go back, and the rest when it is free."""
+        private = self._private.get(pool_id)
+        if private is not None and private.use_count:
+            private.use_count = 1
+            self.release_pool(pool_id, empty=True)
 
     def begin_capture(self) -> None:
         """A CUDA graph is captured: no reaping, no flushing."""
