@@ -155,6 +155,10 @@ class Device:
         self.used_bytes += size
         return True
 
+    def take_over(self, size: int) -> None:
+        """So much was this allocator's already."""
+        self.used_bytes += _whole(size, PAGE_BYTES)
+
     def uncommit(self, size: int) -> None:
         """Give memory back that `commit` took."""
         self.used_bytes -= _whole(size, PAGE_BYTES)

@@ -218,7 +218,7 @@ class Driver:
     def _book_adopted(self, segment: Segment, blocks: Sequence[Block]) -> None:
         pool, ledger = segment.free_set.pool, self.ledger
         mapped = sum(block.size for block in blocks if block.state != UNMAPPED)
-        self.device.commit(mapped)
+        self.device.take_over(mapped)
         ledger.reserve(mapped, pool.tally, pool.owner)
         if pool.owner is not None:
             pool.owner.segment_count += 1

@@ -8,15 +8,18 @@ history is held against the recorded one: where they are the same, what it says 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
 from allocscope.allocator.settings import AllocatorSettings
+from allocscope.allocator.simulator.beginning import beginning_of
+from allocscope.allocator.simulator.blocks import AWAITING, FREE, LIVE, STATES
 from allocscope.allocator.simulator.device import Addresses, Device, LowestGap
 from allocscope.allocator.simulator.rules import NEWEST
+from allocscope.allocator.simulator.seed import adopt_segments
 from allocscope.allocator.simulator.simulator import Simulator
 from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
 
@@ -89,17 +92,22 @@ def read_history(
     other_used: OtherUsed,
     allowed_bytes: int | None = None,
     version: str | None = None,
+    segments: Iterable[Mapping[str, Any]] = (),
 ) -> History:
-    """The requests of one device's history, which must begin with the first allocation to be explained in full.
+    """The requests of one device's history.
 
-    A snapshot does not tell PyTorch's version: where `version` is None, the one whose order of equal blocks explains it best.
+    `segments` are those after its last entry, as torch.cuda.memory_snapshot() gives them: where the history begins in the middle
+    of a run, what is walked back from them is there before, and is asked for first. Without them it must begin with the first
+    allocation to be explained in full. A snapshot does not tell PyTorch's version: where `version` is None, it is the one whose
+    order of equal blocks explains most.
     """
+    before = beginning_of(trace, segments, settings) if segments else []
     best: History | None = None
     for candidate in _VERSIONS if version is None else (version,):
         simulator = Simulator(settings, _told_device(device_total_bytes), version=candidate, trace=True)
         if allowed_bytes is not None:
             simulator.set_allowed(allowed_bytes)
-        found = _Reading(simulator, other_used).read(trace)
+        found = _Reading(simulator, other_used).read(trace, before)
         if best is None or found.explained > best.explained:
             best = found
         if best.exact:
@@ -201,8 +209,11 @@ class _Reading:
         self._failed_at: int | None = None
         self._entry: TraceEntry | None = None
 
-    def read(self, trace: Sequence[TraceEntry]) -> History:
+    def read(self, trace: Sequence[TraceEntry], before: Sequence[Mapping[str, Any]]) -> History:
+        """From how it stood before the first entry on."""
         known = [entry for entry in trace if entry.action in _KNOWN]
+        if before:
+            self._begin(before, known[0].time_us if known else 0)
         try:
             for entry, following in zip(known, [*known[1:], None], strict=True):
                 self._take(entry, following)
@@ -229,6 +240,29 @@ class _Reading:
                 pass  # of the free right before
             case _:
                 self._since.append(entry)
+
+    def _begin(self, segments: Sequence[Mapping[str, Any]], time_us: int) -> None:
+        """What is live is asked for first; here it is simply there."""
+        simulator, waiting = self._simulator, []
+        live = [{**segment, "blocks": [_live(block) for block in segment["blocks"]]} for segment in segments]
+        adopt_segments(simulator, live)
+        for segment in segments:
+            for block in segment["blocks"]:
+                if block["state"] == STATES[FREE]:
+                    continue
+                self._mallocs += 1
+                key, address, size = self._mallocs, block["address"], block["requested_size"]
+                pool_id = segment["segment_pool_id"]
+                self._asked.append(Asked("malloc", time_us, key, size, segment["stream"], pool_id))
+                self._keys[address] = key
+                self._asking.addresses[key] = address
+                if block["state"] == STATES[AWAITING]:
+                    waiting.append(
+                        TraceEntry("free_requested", address, size, segment["stream"], time_us, pool_id, None)
+                    )
+        for entry in waiting:
+            self._freed(entry, at_once=False)
+        simulator.forget_past()
 
     # allocations
 
@@ -332,6 +366,11 @@ class _Reading:
         self._asked.append(asked)
         with suppress(OutOfMemoryError):  # as it was recorded, or the histories will differ
             self._asking.ask(asked)
+
+
+def _live(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What waits is live at first, to be freed then."""
+    return {**block, "state": STATES[LIVE]} if block["state"] == STATES[AWAITING] else block
 
 
 def _same_until(recorded: Sequence[TraceEntry], simulated: Sequence[TraceEntry]) -> int:

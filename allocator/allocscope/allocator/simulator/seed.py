@@ -30,28 +30,36 @@ def simulator_from(
     wait are not ready before they are waited for; counters begin with what is there. Where the device's total is not known it is
     what is reserved and free: then expandable segments may reserve too few addresses.
     """
-    told = sorted(segments, key=_place_and_address)
+    told = list(segments)
     reserved = sum(segment["total_size"] for segment in told)
-    total = max(device_total_bytes or 0, reserved + max(device_free_bytes, 0))
-    span = total + total // 8
+    free = max(device_free_bytes, 0)
+    total = max(device_total_bytes or 0, reserved + free)
     end = max((segment["address"] + segment["total_size"] for segment in told), default=0)
-    addresses = LowestGap(_pages(end + span, PAGE_BYTES) + (1 << 30))
+    addresses = LowestGap(_pages(end + total + total // 8, PAGE_BYTES) + (1 << 30))
     device = Device(total, segments=addresses)
     simulator = Simulator(settings, device, version=version, memory_fraction=1.0)
     simulator.set_allowed(allowed_bytes)
+    adopt_segments(simulator, told)
+    simulator.forget_past()
+    device.other_bytes = total - device.used_bytes - free
+    return simulator
+
+
+def adopt_segments(simulator: Simulator, segments: Iterable[Mapping[str, Any]]) -> None:
+    """Go on with these segments, one device's as torch.cuda.memory_snapshot() gives them."""
+    total = simulator.device.total_bytes
+    told = sorted(segments, key=_place_and_address)
     for (pool_id, kind, stream, expandable), group in groupby(told, _place):
         small = kind == "small"
         if not expandable:
             for segment in group:
                 simulator.adopt(segment["address"], _pieces(segment), small=small, stream=stream, pool_id=pool_id)
             continue
-        page = settings.page_bytes(small=small)
-        for ranges in _reservations(list(group), _pages(span, page)):
-            pieces = _with_gaps(ranges, _pages(span, page))
+        page = simulator.settings.page_bytes(small=small)
+        span = _pages(total + total // 8, page)
+        for ranges in _reservations(list(group), span):
+            pieces = _with_gaps(ranges, span)
             simulator.adopt(ranges[0]["address"], pieces, small=small, stream=stream, pool_id=pool_id, page=page)
-    simulator.forget_past()
-    device.other_bytes = total - device.used_bytes - max(device_free_bytes, 0)
-    return simulator
 
 
 def _place(segment: Mapping[str, Any]) -> tuple[tuple[int, int], str, int, bool]:
