@@ -64,7 +64,7 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, now: bool =
             f"pinned host memory: {size(sum(snapshot.host_segments))} in {len(snapshot.host_segments)} segments"
         )
     if snapshot.conf:
-        parts.append(f"settings: {snapshot.conf}")
+        parts.append(f"settings: {_clean(snapshot.conf)}")
     if diagnosis.findings:
         lines = [f"  {_clean(finding.text)}" for finding in diagnosis.findings[:FINDINGS]]
         parts.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from allocscope.allocator.diagnosis.failure import Failure, failure_of
@@ -11,7 +12,7 @@ from allocscope.allocator.diagnosis.rewind import Rewind
 from allocscope.allocator.errors import TraceError
 from allocscope.allocator.headroom import Headroom, headroom, headrooms
 from allocscope.allocator.settings import AllocatorSettings
-from allocscope.allocator.snapshot import Snapshot, TraceEntry
+from allocscope.allocator.snapshot import Snapshot, SnapshotSegment, TraceEntry
 
 FAILURES_JUDGED = 20
 """To how many OutOfMemoryErrors of a device the diagnosis goes back, the latest ones."""
@@ -56,14 +57,23 @@ def diagnose(snapshot: Snapshot, *, device_free_bytes: int | None = None) -> Dia
     `device_free_bytes`: what cudaMemGetInfo says is free, where it is known.
     """
     findings = list(findings_of(snapshot))
-    ordinals = {segment.device for segment in snapshot.segments}
-    ordinals.update(device for device, trace in enumerate(snapshot.traces) if trace)
-    devices = tuple(_device(device, snapshot, device_free_bytes, findings) for device in sorted(ordinals))
+    by_device: dict[int, list[SnapshotSegment]] = {device: [] for device, trace in enumerate(snapshot.traces) if trace}
+    for segment in snapshot.segments:
+        by_device.setdefault(segment.device, []).append(segment)
+    devices = tuple(
+        _device(device, segments, snapshot, device_free_bytes, findings)
+        for device, segments in sorted(by_device.items())
+    )
     return Diagnosis(devices, tuple(findings))
 
 
-def _device(device: int, snapshot: Snapshot, device_free_bytes: int | None, findings: list[Finding]) -> DeviceDiagnosis:
-    segments = [segment for segment in snapshot.segments if segment.device == device]
+def _device(
+    device: int,
+    segments: Sequence[SnapshotSegment],
+    snapshot: Snapshot,
+    device_free_bytes: int | None,
+    findings: list[Finding],
+) -> DeviceDiagnosis:
     trace = snapshot.traces[device] if 0 <= device < len(snapshot.traces) else ()
     settings = replace(snapshot.settings, large_segment_bytes=large_page_bytes(segments, snapshot.settings))
     now = moment_of(segments, settings)

@@ -20,7 +20,7 @@ class Finding:
     """Something that does not add up, or that is not known."""
 
     kind: str
-    """not_filled, overlap, outside, disorder, sums, state, type, page, segments_overlap, settings, unknown, history."""
+    """not_filled, overlap, outside, disorder, sums, state, type, page, requested, segments_overlap, settings, unknown, history."""
     text: str
     """One sentence for people."""
     device: int | None = None
@@ -76,6 +76,10 @@ def _of_segment(segment: SnapshotSegment, settings: AllocatorSettings) -> Iterat
     if segment.blocks and not _inside(segment):
         yield finding("outside", "has blocks outside of itself")
     yield from _sums(segment, finding)
+    for block in segment.blocks:
+        if block.state != INACTIVE and block.requested_size is not None and block.requested_size > block.size:
+            yield finding("requested", f"block {block.address:#x} has {block.size} bytes for {block.requested_size}")
+            break
     if unknown := sorted({block.state for block in segment.blocks} - _STATES):
         yield finding("state", f"has blocks in the state {', '.join(unknown)[:100]}, which is taken for waiting")
     if segment.segment_type not in ("small", "large"):

@@ -65,7 +65,8 @@ def moment_of(segments: Iterable[SnapshotSegment], settings: AllocatorSettings) 
     """One device's segments, billed. PyTorch 1.13 to 2.14.
 
     A segment whose blocks do not fill it is filled up: what no block covers counts as free; where there are no blocks at all,
-    by the sums that the segment tells of itself. One whose blocks are more than it counts as large as they are.
+    by the sums that the segment tells of itself. One whose blocks are more than it counts as large as they are; a block that was
+    asked for more than it has counts as asked for in whole.
     """
     whole = tuple(sorted(map(_filled, segments), key=attrgetter("address")))
     groups = condense(map(_told, whole), large_page_bytes(whole, settings))
@@ -130,7 +131,11 @@ def _told(segment: SnapshotSegment) -> dict[str, Any]:
         "segment_pool_id": segment.pool_id,
         "is_expandable": segment.is_expandable,
         "blocks": [
-            {"size": block.size, "state": block.state, "requested_size": block.requested_size}
-            for block in segment.blocks
+            {"size": block.size, "state": block.state, "requested_size": _believable(block)} for block in segment.blocks
         ],
     }
+
+
+def _believable(block: SnapshotBlock) -> int | None:
+    """What a block was asked for is no more than it has."""
+    return None if block.requested_size is None else min(block.requested_size, block.size)

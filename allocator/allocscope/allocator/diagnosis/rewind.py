@@ -5,8 +5,8 @@ tells each step, so that they can be undone one by one, from the snapshot back t
 not begin with the process: only what is undone must be whole.
 
 One thing a history does not tell: how large the block was that a free gave back. It follows from what was asked for (ALLOCATOR.md
-2.2 and 2.9), but for slack of up to 1 MiB in a large segment that is not expandable, which shows as soon as the block after it is
-back: no block there is as small as that.
+2.2 and 2.9), but for slack of up to 1 MiB in a large segment that is not expandable. That shows by the block behind it, for no
+block there is as small as that; only where the history does not reach back to the block's allocation can slack be taken for free.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class Rewind:
         """`segments`: the device's own, whose blocks fill them and have addresses."""
         self._device, self._trace, self._settings = device, trace, settings
         self._at = len(trace)
+        self._stacks_recorded = any(entry.told_frames for entry in trace)
         self._segments: dict[int, _Segment] = {}
         for segment in segments:
             self._add(_opened(segment))
@@ -120,23 +121,35 @@ class Rewind:
             undo = self._undo.get(told.action)
             if undo is not None:
                 undo(told)
-        self._find_stacks()
+        self._look_further_back()
         return tuple(self._closed(self._segments[start]) for start in self._starts)
 
-    def _find_stacks(self) -> None:
-        """Blocks that came back know from their own allocation, earlier in the history, where it was."""
-        without = {
-            block.address: block
+    def _look_further_back(self) -> None:
+        """What still earlier entries tell of blocks that came back: where they were allocated, and where they end.
+
+        Where a free block lies behind one in a large segment that is not expandable, slack may be hidden at its beginning. Then
+        what was behind the slack was in use for a part of the block's life, so that an entry tells its address. Without such an
+        entry up to the block's own allocation there is no slack: what is free was split off then.
+        """
+        back = {
+            block.address: (segment, block)
             for segment in self._segments.values()
             for block in segment.blocks.values()
-            if block.restored and block.stack is None and block.state != INACTIVE
+            if block.restored and block.state != INACTIVE
         }
+        doubtful = sorted(address for address, place in back.items() if _may_hide_slack(*place))
+        if not self._stacks_recorded:
+            back = {address: back[address] for address in doubtful}
         for index in range(self._at - 1, -1, -1):
-            if not without:
+            if not back:
                 return
             entry = self._trace[index]
-            if entry.action == "alloc" and (block := without.pop(entry.address, None)):
-                block.stack = entry.stack
+            if entry.action == "alloc" and (place := back.pop(entry.address, None)):
+                place[1].stack = entry.stack
+            elif doubtful and entry.action in _TELLS_A_BLOCK:
+                before = bisect_left(doubtful, entry.address) - 1
+                if before >= 0 and (place := back.get(doubtful[before])):
+                    _extend(*place, entry.address)
 
     # each kind of entry, undone
 
@@ -319,6 +332,25 @@ def _without_slack(blocks: list[_Block]) -> list[_Block]:
         else:
             kept.append(block)
     return kept
+
+
+_TELLS_A_BLOCK = frozenset(("alloc", "free_requested", "free_completed"))
+
+
+def _may_hide_slack(segment: _Segment, block: _Block) -> bool:
+    behind = segment.blocks.get(block.address + block.size)
+    return not segment.small and not segment.expandable and behind is not None and behind.state == INACTIVE
+
+
+def _extend(segment: _Segment, block: _Block, end: int) -> None:
+    """Give a block what lies between it and `end`, where that is slack."""
+    hole = segment.blocks.get(block.address + block.size)
+    slack = end - block.address - block.size
+    if hole is not None and hole.state == INACTIVE and 0 < slack <= min(_LARGE_SLACK_BYTES, hole.size):
+        segment.drop(hole)
+        block.size += slack
+        if hole.size > slack:
+            segment.put(_Block(end, hole.size - slack, INACTIVE, None, None))
 
 
 def _is_free(segment: _Segment) -> bool:
