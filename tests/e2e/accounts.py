@@ -6,11 +6,12 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from allocscope.allocator.player import Player
-from allocscope.allocator.recording import read_recording
+from allocscope.allocator.recording import Recording, read_recording
 from allocscope.model import AllocatorRef, BlockMap, Event, Sample
 from allocscope.storage.sql import open_repository
 from tests.e2e.processes import Job
@@ -29,7 +30,7 @@ class Account:
 
 def handed_on(job: Job, summary: dict[str, Any]) -> Account:
     """What `allocscope play` gave to its daemon: all that a probe would have seen, at the play's own time."""
-    recording = read_recording(job.recording)
+    recording = _recording(job.recording)
     process_id = summary["process_id"]
     shift_us = summary["start_us"] - recording.start_us
     player = Player(recording, seed=int(process_id, 16), allocator=AllocatorRef(process_id, job.uuid))
@@ -39,6 +40,11 @@ def handed_on(job: Job, summary: dict[str, Any]) -> Account:
         [one for one in seen if isinstance(one, BlockMap)],
         [one for one in seen if isinstance(one, Event)],
     )
+
+
+@cache
+def _recording(path: Path) -> Recording:
+    return read_recording(path)
 
 
 def stored(database: Path, job: Job, summary: dict[str, Any]) -> Account:
@@ -55,6 +61,20 @@ def stored(database: Path, job: Job, summary: dict[str, Any]) -> Account:
         )
     finally:
         repository.close()
+
+
+def is_whole(database: Path, job: Job, summary: dict[str, Any], account: Account) -> bool:
+    """Whether the database has as many of this job's things as it handed on; quickly told, to be waited for."""
+    of_process = "FROM {} JOIN allocators USING (allocator_id) WHERE process_id = ? AND device_uuid = ?"
+    with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True, timeout=30)) as connection:
+        who = (summary["process_id"], job.uuid)
+        found = [
+            connection.execute(f"SELECT count(*) {of_process.format(table)}", who).fetchone()[0]
+            for table in ("samples", "block_maps")
+        ]
+        found += connection.execute("SELECT count(*) FROM events WHERE process_id = ?", who[:1]).fetchone()
+    wanted = [len(account.samples), len(account.block_maps), len(account.events)]
+    return all(have >= want for have, want in zip(found, wanted, strict=True))
 
 
 def count(database: Path, table: str = "samples") -> int:

@@ -34,7 +34,7 @@ def until(condition: Callable[[], Found | None], what: str, within_s: float = PA
     while not (found := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"not within {within_s:.0f} s: {what}")
-        pause.wait(0.02)
+        pause.wait(0.05)
     return found
 
 

@@ -23,7 +23,7 @@ from allocscope.model import Process, SampleChunk, wire
 from allocscope.model.identity import AllocatorRef, Device
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest
 from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceStub
-from tests.e2e.accounts import handed_on, stored
+from tests.e2e.accounts import Account, handed_on, is_whole, stored
 from tests.e2e.processes import RECORDINGS, Job, Machine, Service, recording
 
 pytestmark = pytest.mark.end_to_end
@@ -47,10 +47,9 @@ class Fleet:
     def assert_whole(self, job: Job) -> dict[str, object]:
         """Everything that the job handed on is stored; what the job said."""
         summary = job.end()
-        expected = handed_on(job, summary)
-        self.machine.until(
-            lambda: stored(self.machine.database, job, summary) == expected, f"all of {job.uuid} is stored"
-        )
+        expected, database = handed_on(job, summary), self.machine.database
+        self.machine.until(lambda: is_whole(database, job, summary, expected), f"all of {job.uuid} is stored")
+        assert stored(database, job, summary) == expected
         return summary
 
 
@@ -183,10 +182,10 @@ def test_a_job_that_lies_is_told_so_and_what_is_true_is_stored(
 
     (sample,) = truth.samples()
     job = Job(Path(), DEVICE.uuid, among_liars.daemon.process)
-    among_liars.machine.until(
-        lambda: stored(among_liars.machine.database, job, {"process_id": honest_id}).samples == [sample],
-        "the truth is stored",
-    )
+    database, summary = among_liars.machine.database, {"process_id": honest_id}
+    truth_stored = Account([sample], [], [])
+    among_liars.machine.until(lambda: is_whole(database, job, summary, truth_stored), "the truth is stored")
+    assert stored(database, job, summary) == truth_stored
     assert stored(among_liars.machine.database, job, {"process_id": LIAR.process_id}).samples == []
     assert among_liars.daemon.runs
 
