@@ -7,8 +7,8 @@ fit into what the others leave of the device: need against room. So it follows t
 the room (what others take) over windows of time, and asks three questions:
 
 - Does one of them keep moving toward the other, and when would they meet? (`trends`)
-- Did the allocator lately touch the limit, and how narrowly did it come by? (`flushes`)
-- What moved: live memory that nothing frees, what a step needs, holes, or another process? (`judgement`)
+- Did the allocator lately touch the limit, and how narrowly did it come by? (`Facts.narrowing`)
+- What moved: live memory that nothing frees, what a step needs, holes, or another process? (`cause_of`)
 
 A full device is no sign of anything: a caching allocator reserves until it is full whether it is healthy or not.
 """

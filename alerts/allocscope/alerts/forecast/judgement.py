@@ -17,7 +17,8 @@ HORIZON_S = {State.CRITICAL: 400.0, State.AT_RISK: 900.0, State.WATCH: 3600.0}
 """Need and room are going to meet within so long."""
 NARROW = {State.CRITICAL: 0.005, State.AT_RISK: 0.02, State.WATCH: 0.05}
 """The narrowest flush of late left less than this part of the device. It is critical only where flushes left less and less: a
-job whose steps are all alike comes as near to the limit as it ever will with the first, and stays there."""
+job whose steps are all alike comes as near to the limit as it ever will with the first, and stays there. Anything looser
+(two flushes, 2 %) was wrong three times for once right, over replays of runs of varying sizes on devices just large enough."""
 NARROWING_FLUSHES = 3
 """So many, each narrower than the one before …"""
 NARROWING_STEPS = 1.0
