@@ -83,8 +83,8 @@ def test_wheel_has_nothing_that_git_ignores(names: set[str]):
     assert [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".db", ".sqlite3"))] == []
 
 
-def test_probe_asks_for_nothing_but_grpcio_and_protobuf(requires: list[Requirement]):
-    assert {r.name for r in requires if r.marker is None} == {"grpcio", "protobuf"}
+def test_probe_asks_for_nothing_but_protobuf(requires: list[Requirement]):
+    assert {r.name for r in requires if r.marker is None} == {"protobuf"}
 
 
 def test_torch_is_never_required(requires: list[Requirement]):

@@ -155,9 +155,7 @@ def test_nothing_of_a_hostile_pickle_is_run(tmp_path, protocol):
         pytest.param(
             b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f.", HostilePickleError, "a bytearray", id="an endless bytearray"
         ),
-        pytest.param(
-            b"\x80\x04\x8d" + b"\xff" * 8 + b"}.", HostilePickleError, "one value of", id="an endless string"
-        ),
+        pytest.param(b"\x80\x04\x8d" + b"\xff" * 8 + b"}.", HostilePickleError, "one value of", id="an endless string"),
         pytest.param(b"\x80\x04", CutOffError, "ends in the middle", id="a beginning"),
         pytest.param(b"\x80\x04]\xff.", NotASnapshotError, "byte 3 is", id="no such instruction"),
         pytest.param(b"\x80\x04u.", NotASnapshotError, "damaged pickle", id="an empty stack"),
@@ -196,7 +194,10 @@ ENTRY = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 1}
         (snapshot_of(segments=None), "has no list 'segments'"),
         (snapshot_of(device_traces={}), "has no list 'device_traces'"),
         (snapshot_of(device_traces=[[{"action": "alloc"}]]), r"device_traces\[0\]\[0\] has no 'size'"),
-        (snapshot_of(device_traces=[[ENTRY, ENTRY | {"size": "8"}]]), r"device_traces\[0\]\[1\] .* an integer should be"),
+        (
+            snapshot_of(device_traces=[[ENTRY, ENTRY | {"size": "8"}]]),
+            r"device_traces\[0\]\[1\] .* an integer should be",
+        ),
         (snapshot_of(device_traces=[[ENTRY | {"size": -8}]]), r"device_traces\[0\]\[0\] .* below 0"),
         (snapshot_of(device_traces=[[ENTRY | {"action": []}]]), r"device_traces\[0\]\[0\] .* a string should be"),
         (snapshot_of(device_traces=[[7]]), r"device_traces\[0\]\[0\] is not as PyTorch writes it"),

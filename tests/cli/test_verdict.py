@@ -10,7 +10,9 @@ MINUTE_US = 60_000_000
 
 
 def verdict(*, died_at_s: float | None, alert_at_s: float | None, foreseeable: bool = True) -> Verdict:
-    return Verdict("job", "node-a", "completed" if died_at_s is None else "oom", foreseeable, died_at_s, alert_at_s, None, None)
+    return Verdict(
+        "job", "node-a", "completed" if died_at_s is None else "oom", foreseeable, died_at_s, alert_at_s, None, None
+    )
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,9 @@ def verdict(*, died_at_s: float | None, alert_at_s: float | None, foreseeable: b
     [
         pytest.param(verdict(died_at_s=500, alert_at_s=300), True, id="foreseen"),
         pytest.param(verdict(died_at_s=500, alert_at_s=None), False, id="missed"),
-        pytest.param(verdict(died_at_s=25, alert_at_s=None, foreseeable=False), True, id="nobody could have foreseen it"),
+        pytest.param(
+            verdict(died_at_s=25, alert_at_s=None, foreseeable=False), True, id="nobody could have foreseen it"
+        ),
         pytest.param(verdict(died_at_s=None, alert_at_s=None), True, id="left in peace"),
         pytest.param(verdict(died_at_s=None, alert_at_s=300), False, id="false alarm"),
     ],
@@ -34,14 +38,21 @@ def test_the_lead_is_from_the_alert_to_the_death() -> None:
 @pytest.mark.parametrize(
     ("criticals", "died_at_s", "at_s"),
     [
-        pytest.param([Critical("leak", 100, 200), Critical("growth", 150, None)], 300, 150, id="one that resolved before does not count"),
+        pytest.param(
+            [Critical("leak", 100, 200), Critical("growth", 150, None)],
+            300,
+            150,
+            id="one that resolved before does not count",
+        ),
         pytest.param([Critical("leak", 100, 300)], 300, 100, id="one that ended with the death stood"),
         pytest.param([Critical("leak", 301, None)], 300, None, id="one that came after the death foresaw nothing"),
         pytest.param([Critical("leak", 100, 120)], None, 100, id="in a job that lived any counts"),
         pytest.param([], 300, None, id="none"),
     ],
 )
-def test_foresight_is_an_alert_that_stands_at_the_death(criticals: list[Critical], died_at_s: float | None, at_s: float | None) -> None:
+def test_foresight_is_an_alert_that_stands_at_the_death(
+    criticals: list[Critical], died_at_s: float | None, at_s: float | None
+) -> None:
     found = standing_at(criticals, died_at_s)
     assert (found.at_s if found else None) == at_s
 

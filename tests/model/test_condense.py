@@ -63,7 +63,9 @@ def test_of_an_expandable_segment_whole_pages_inside_free_blocks_are_releasable(
 
 
 def test_page_boundaries_count_from_the_mapped_range_not_from_address_zero() -> None:
-    (group,) = condense([segment((5 * MIB, 1, "active_allocated"), (35 * MIB, 0, "inactive"), address=2 * MIB, is_expandable=True)])
+    (group,) = condense(
+        [segment((5 * MIB, 1, "active_allocated"), (35 * MIB, 0, "inactive"), address=2 * MIB, is_expandable=True)]
+    )
     assert (group.releasable_bytes, group.tail_bytes, group.tail_kept_bytes) == (20 * MIB, 35 * MIB, 15 * MIB)
 
 
@@ -97,6 +99,9 @@ def test_requested_sizes_that_pytorch_does_not_tell_are_unknown_not_zero() -> No
     assert (group.requested_bytes, group.rounding_bytes, group.allocated_bytes) == (None, None, 20 * MIB)
 
 
-@pytest.mark.parametrize(("size", "floor"), [(0, 0), (1, 1), (7, 7), (8, 8), (9, 8), (512, 512), (639, 512), (640, 640), (1023, 896), (1024, 1024)])
+@pytest.mark.parametrize(
+    ("size", "floor"),
+    [(0, 0), (1, 1), (7, 7), (8, 8), (9, 8), (512, 512), (639, 512), (640, 640), (1023, 896), (1024, 1024)],
+)
 def test_size_classes_are_four_an_octave(size: int, floor: int) -> None:
     assert size_class_floor(size) == floor

@@ -24,6 +24,7 @@ from allocscope.model import (
     HistoryOrder,
     Intervals,
     Line,
+    Order,
     Pool,
     PrivatePool,
     Process,
@@ -68,21 +69,48 @@ def test_a_process_comes_back_as_it_was(process: Process) -> None:
 
 
 GROUP = BlockGroup(
-    pool=Pool.LARGE, stream=4112, private_pool=PrivatePool(0, 0), expandable=True, segment_count=1, reserved_bytes=100,
-    requested_bytes=None, rounding_bytes=None, allocated_bytes=50, awaiting_free_bytes=20, stranded_bytes=10, releasable_bytes=0, private_bytes=20,
-    free_stranded=(SizeClass(8, 1, 10, 10),), free_releasable=(), live=(SizeClass(24, 2, 50, 26),), largest_free_block_bytes=10, tail_bytes=10, tail_kept_bytes=0,
-)  # fmt: skip
+    pool=Pool.LARGE,
+    stream=4112,
+    private_pool=PrivatePool(0, 0),
+    expandable=True,
+    segment_count=1,
+    reserved_bytes=100,
+    requested_bytes=None,
+    rounding_bytes=None,
+    allocated_bytes=50,
+    awaiting_free_bytes=20,
+    stranded_bytes=10,
+    releasable_bytes=0,
+    private_bytes=20,
+    free_stranded=(SizeClass(8, 1, 10, 10),),
+    free_releasable=(),
+    live=(SizeClass(24, 2, 50, 26),),
+    largest_free_block_bytes=10,
+    tail_bytes=10,
+    tail_kept_bytes=0,
+)
 
 
-@pytest.mark.parametrize("group", [GROUP, replace(GROUP, private_pool=None, requested_bytes=0, rounding_bytes=50, tail_bytes=None, tail_kept_bytes=None)])
+@pytest.mark.parametrize(
+    "group",
+    [
+        GROUP,
+        replace(GROUP, private_pool=None, requested_bytes=0, rounding_bytes=50, tail_bytes=None, tail_kept_bytes=None),
+    ],
+)
 def test_a_block_map_comes_back_as_it_was(group: BlockGroup) -> None:
     block_map = BlockMap(3, 17, (group,), 250)
     assert wire.block_map_from_wire(wire.block_map_to_wire(REF, block_map)) == (REF, block_map)
 
 
 def test_a_device_with_its_bill_comes_back_as_it_was() -> None:
-    bill = DeviceBill(100, (BillEntry(Line.FREE, 40), BillEntry(Line.STRANDED, 0, False, "p"), BillEntry(Line.REQUESTED, 60, True, "p")))
-    reading = DeviceReading(Device("GPU-1", 0, "H200", 100), 5, True, 40, None, (DeviceProcess(7, "p", "python", None),), bill, None)
+    bill = DeviceBill(
+        100,
+        (BillEntry(Line.FREE, 40), BillEntry(Line.STRANDED, 0, False, "p"), BillEntry(Line.REQUESTED, 60, True, "p")),
+    )
+    reading = DeviceReading(
+        Device("GPU-1", 0, "H200", 100), 5, True, 40, None, (DeviceProcess(7, "p", "python", None),), bill, None
+    )
     assert wire.reading_from_wire(wire.reading_to_wire(reading)) == reading
 
 
@@ -93,7 +121,7 @@ def test_an_event_comes_back_as_it_was(kind: EventKind) -> None:
 
 
 @pytest.mark.parametrize("order", [Intervals(sample_us=0), CaptureOrder("c"), HistoryOrder(False, 5)])
-def test_an_order_comes_back_as_it_was(order: wire.Order) -> None:
+def test_an_order_comes_back_as_it_was(order: Order) -> None:
     assert wire.order_from_wire(wire.order_to_wire(order)) == order
 
 
@@ -102,17 +130,23 @@ def test_an_order_of_a_later_version_is_passed_over() -> None:
 
 
 def chunk_of(**columns: list[int]) -> sample_pb2.SampleChunk:
-    return sample_pb2.SampleChunk(allocator=identity_pb2.AllocatorRef(process_id="p", device_uuid="d"), **columns)  # type: ignore[arg-type]
+    return sample_pb2.SampleChunk(allocator=identity_pb2.AllocatorRef(process_id="p", device_uuid="d"), **columns)
 
 
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
-        pytest.param(chunk_of(sequence=[1, 2], time_us=[1, 2], active_bytes=[5]), "column_length", id="a column that is too short"),
+        pytest.param(
+            chunk_of(sequence=[1, 2], time_us=[1, 2], active_bytes=[5]),
+            "column_length",
+            id="a column that is too short",
+        ),
         pytest.param(chunk_of(sequence=[1, 2], time_us=[1]), "column_length", id="times missing"),
         pytest.param(chunk_of(sequence=[2, 2], time_us=[1, 2]), "sequence", id="a number given twice"),
         pytest.param(chunk_of(sequence=[0], time_us=[1]), "sequence", id="numbered from 0"),
-        pytest.param(chunk_of(sequence=[1], time_us=[1], active_bytes=[2**64 - 1]), "out_of_range", id="a driver's N/A"),
+        pytest.param(
+            chunk_of(sequence=[1], time_us=[1], active_bytes=[2**64 - 1]), "out_of_range", id="a driver's N/A"
+        ),
         pytest.param(sample_pb2.SampleChunk(sequence=[1], time_us=[1]), "unnamed_allocator", id="nobody's"),
     ],
 )
@@ -134,7 +168,11 @@ def test_a_map_whose_lines_do_not_add_up_is_refused() -> None:
 
 
 def test_a_pool_that_there_is_not_is_refused() -> None:
-    message = block_map_pb2.BlockMap(allocator=identity_pb2.AllocatorRef(process_id="p", device_uuid="d"), sequence=1, groups=[block_map_pb2.BlockGroup()])
+    message = block_map_pb2.BlockMap(
+        allocator=identity_pb2.AllocatorRef(process_id="p", device_uuid="d"),
+        sequence=1,
+        groups=[block_map_pb2.BlockGroup()],
+    )
     with pytest.raises(wire.WireError, match="neither small nor large"):
         wire.block_map_from_wire(message)
 

@@ -50,11 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"allocscope: there is no command {name!r}{hint}\n\n{usage()}", file=sys.stderr)
         return 2
     try:
-        command = import_module(f"allocscope.cli.{name}")
+        return int(import_module(f"allocscope.cli.{name}").main(rest))
     except ModuleNotFoundError as error:
         extra = COMMANDS[name][1]
         if not extra or (error.name or "").startswith("allocscope"):
             raise
-        print(f"allocscope {name}: {error.name} is not installed; try: pip install 'allocscope[{extra}]'", file=sys.stderr)
+        remedy = f"pip install 'allocscope[{extra}]'"
+        print(f"allocscope {name}: {error.name} is not installed; try: {remedy}", file=sys.stderr)
         return 1
-    return int(command.main(rest))

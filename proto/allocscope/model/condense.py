@@ -29,9 +29,7 @@ class Group(NamedTuple):
     expandable: bool
 
 
-def condense(
-    segments: Iterable[Mapping[str, Any]], large_page_bytes: int = LARGE_PAGE_BYTES
-) -> tuple[BlockGroup, ...]:
+def condense(segments: Iterable[Mapping[str, Any]], large_page_bytes: int = LARGE_PAGE_BYTES) -> tuple[BlockGroup, ...]:
     """Condense one device's segments, as torch.cuda.memory_snapshot() gives them (ALLOCATOR.md 7), in any order.
 
     A private pool is taken to be in use: whether it still is, a snapshot does not tell.
@@ -77,9 +75,7 @@ class _Classes:
                 entry[2] = size_bytes
 
     def close(self) -> tuple[SizeClass, ...]:
-        return tuple(
-            SizeClass(floor, *entry) for floor, entry in sorted(self._by_floor.items())
-        )
+        return tuple(SizeClass(floor, *entry) for floor, entry in sorted(self._by_floor.items()))
 
     def largest(self) -> int | None:
         return max((entry[2] for entry in self._by_floor.values()), default=None)
@@ -109,9 +105,7 @@ class _Tally:
         for block in blocks:
             size, state = block["size"], block["state"]
             if state == "inactive":
-                self._add_free(
-                    offset, size, whole=len(blocks) == 1, last=block is blocks[-1]
-                )
+                self._add_free(offset, size, whole=len(blocks) == 1, last=block is blocks[-1])
             elif state == "active_allocated":
                 self.allocated += size
                 requested = block.get("requested_size")
@@ -158,9 +152,7 @@ class _Tally:
         return BlockGroup(
             pool=Pool(pool),
             stream=stream,
-            private_pool=None
-            if private_pool == DEFAULT_POOL
-            else PrivatePool(*private_pool),
+            private_pool=None if private_pool == DEFAULT_POOL else PrivatePool(*private_pool),
             expandable=expandable,
             segment_count=self.segment_count,
             reserved_bytes=self.reserved,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +31,4 @@ class HistoryOrder:
     max_entries: int | None = None
 
 
-Order = Union[Intervals, CaptureOrder, HistoryOrder]
+Order = Intervals | CaptureOrder | HistoryOrder

@@ -81,9 +81,7 @@ class SampleChunk:
     def samples(self) -> Iterator[Sample]:
         """Row by row."""
         names = tuple(self.columns)
-        for row in zip(
-            self.sequence, self.time_us, *self.columns.values(), strict=True
-        ):
+        for row in zip(self.sequence, self.time_us, *self.columns.values(), strict=True):
             yield Sample(row[0], row[1], **dict(zip(names, row[2:], strict=True)))
 
 

@@ -58,9 +58,7 @@ def device_from_wire(message: identity_pb2.Device) -> Device:
 
 
 def process_to_wire(process: Process) -> identity_pb2.Process:
-    return identity_pb2.Process(
-        **{**_known(process), "devices": [device_to_wire(d) for d in process.devices]}
-    )
+    return identity_pb2.Process(**{**_known(process), "devices": [device_to_wire(d) for d in process.devices]})
 
 
 def process_from_wire(message: identity_pb2.Process) -> Process:
@@ -69,11 +67,7 @@ def process_from_wire(message: identity_pb2.Process) -> Process:
             "unnamed_process",
             f"a process without an id or a job's name (id {message.process_id!r}, job {message.job!r})",
         )
-    if (
-        message.HasField("world_size")
-        and message.HasField("rank")
-        and message.rank >= message.world_size
-    ):
+    if message.HasField("world_size") and message.HasField("rank") and message.rank >= message.world_size:
         raise WireError(
             "rank_out_of_range",
             f"job {message.job!r}: rank {message.rank} of a world of {message.world_size} (ranks count from 0)",
@@ -87,9 +81,7 @@ def process_from_wire(message: identity_pb2.Process) -> Process:
 
 
 def ref_to_wire(ref: AllocatorRef) -> identity_pb2.AllocatorRef:
-    return identity_pb2.AllocatorRef(
-        process_id=ref.process_id, device_uuid=ref.device_uuid
-    )
+    return identity_pb2.AllocatorRef(process_id=ref.process_id, device_uuid=ref.device_uuid)
 
 
 def ref_from_wire(message: identity_pb2.AllocatorRef) -> AllocatorRef:
@@ -214,13 +206,10 @@ def _group_from_wire(message: block_map_pb2.BlockGroup) -> BlockGroup:
         )
     given["pool"] = _POOL_FROM_WIRE[message.pool]
     private = message.private_pool if message.HasField("private_pool") else None
-    given["private_pool"] = (
-        PrivatePool(private.first, private.second) if private is not None else None
-    )
+    given["private_pool"] = PrivatePool(private.first, private.second) if private is not None else None
     for name in _CLASSES:
         given[name] = tuple(
-            SizeClass(c.at_least_bytes, c.count, c.bytes, c.largest_bytes)
-            for c in getattr(message, name)
+            SizeClass(c.at_least_bytes, c.count, c.bytes, c.largest_bytes) for c in getattr(message, name)
         )
     for name in ("requested_bytes", "rounding_bytes"):
         given.setdefault(name, None)
@@ -281,9 +270,7 @@ _LINE_FROM_WIRE = {wire: line for line, wire in _LINE_TO_WIRE.items()}
 def reading_to_wire(reading: DeviceReading) -> device_pb2.DeviceReading:
     given = _known(reading)
     given["device"] = device_to_wire(reading.device)
-    given["processes"] = [
-        device_pb2.DeviceProcess(**_known(p)) for p in reading.processes
-    ]
+    given["processes"] = [device_pb2.DeviceProcess(**_known(p)) for p in reading.processes]
     entries = reading.bill.entries if reading.bill else ()
     given["bill"] = [
         device_pb2.BillLine(
@@ -300,9 +287,7 @@ def reading_to_wire(reading: DeviceReading) -> device_pb2.DeviceReading:
 def reading_from_wire(message: device_pb2.DeviceReading) -> DeviceReading:
     given = _present(message, DeviceReading)
     device = given["device"] = device_from_wire(message.device)
-    given["processes"] = tuple(
-        DeviceProcess(**_present(p, DeviceProcess)) for p in message.processes
-    )
+    given["processes"] = tuple(DeviceProcess(**_present(p, DeviceProcess)) for p in message.processes)
     given["bill"] = _bill_from_wire(device, message.bill) if message.bill else None
     return DeviceReading(**given)
 
@@ -311,9 +296,7 @@ def _bill_from_wire(device: Device, lines: Iterable[device_pb2.BillLine]) -> Dev
     entries = []
     for line in lines:
         if line.line not in _LINE_FROM_WIRE:
-            raise WireError(
-                "unknown_line", f"a bill of device {device.uuid} has a line {line.line}"
-            )
+            raise WireError("unknown_line", f"a bill of device {device.uuid} has a line {line.line}")
         entries.append(
             BillEntry(
                 _LINE_FROM_WIRE[line.line],
@@ -359,9 +342,7 @@ def order_from_wire(message: orders_pb2.Order) -> Order | None:
 
 def _known(value: Any) -> dict[str, Any]:
     """A dataclass's fields that are known, by name."""
-    return {
-        f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None
-    }
+    return {f.name: v for f in fields(value) if (v := getattr(value, f.name)) is not None}
 
 
 def _present(message: Any, into: type[_Value]) -> dict[str, Any]:
@@ -369,13 +350,9 @@ def _present(message: Any, into: type[_Value]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in fields(into):  # type: ignore[arg-type]
         value = getattr(message, field.name)
-        if not isinstance(
-            value, (int, str)
-        ):  # messages and repeated fields are the caller's
+        if not isinstance(value, (int, str)):  # messages and repeated fields are the caller's
             continue
-        if message.DESCRIPTOR.fields_by_name[
-            field.name
-        ].has_presence and not message.HasField(field.name):
+        if message.DESCRIPTOR.fields_by_name[field.name].has_presence and not message.HasField(field.name):
             continue
         if isinstance(value, int) and value > LARGEST_STORED:
             raise WireError(
