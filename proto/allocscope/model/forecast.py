@@ -49,7 +49,7 @@ class Forecast:
     request_bytes: int | None = None
     """The largest request that the job is known to make again."""
     margin_ratio: float | None = None
-    """What is left between need and room, as a part of the device's total; below 0: it would fail."""
+    """Headroom less the largest known request, as a part of the device's total; below 0: that request would fail now."""
     seconds_to_oom: float | None = None
     """Where a trend gives one."""
     summary: str = ""

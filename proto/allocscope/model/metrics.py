@@ -119,8 +119,8 @@ FORECAST_MARGIN_RATIO = _gauge(
     "allocscope_forecast_margin_ratio",
     JOB_LABELS,
     "ratio",
-    "What is left between what the job is known to ask for and the room there is, as a part of the device; below 0:"
-    " it would fail.",
+    "Headroom less the largest request that the job is known to make, as a part of the device; below 0: that request"
+    " would fail now.",
     "collector",
 )
 FORECAST_SECONDS_TO_OOM = _gauge(

@@ -63,8 +63,15 @@ class Facts:
 
     @property
     def margin_bytes(self) -> int:
-        """What is left between need and room."""
+        """What is left of the room at peaks, if what lies stranded then served nothing."""
         return self.room_bytes - self.peak_bytes - self.stranded_bytes
+
+    @property
+    def margin_ratio(self) -> float | None:
+        """What the largest known request would leave of the headroom, as a part of the device; None: not known."""
+        if self.headroom_bytes is None or self.request_bytes is None:
+            return None
+        return (self.headroom_bytes - self.request_bytes) / self.total_bytes
 
     @property
     def slack_bytes(self) -> int | None:
@@ -197,7 +204,7 @@ class Judgement:
             cause=self._cause,
             headroom_bytes=facts.headroom_bytes,
             request_bytes=facts.request_bytes,
-            margin_ratio=facts.margin_bytes / facts.total_bytes,
+            margin_ratio=facts.margin_ratio,
             seconds_to_oom=facts.seconds_left,
             summary=describe(facts) if self._state is not State.OK else "",
         )
