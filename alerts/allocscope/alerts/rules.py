@@ -139,8 +139,9 @@ _SUMMARIES = {
 _DESCRIPTIONS = {
     Cause.FRAGMENTATION: (
         "Live memory and the request together would fit the device, but what is free lies in holes that cannot be given"
-        " back. Headroom {headroom}, largest request {request}, time left {left}. Try what `allocscope advise {job}` says"
-        " (often expandable_segments:True), at the latest after the next checkpoint."
+        " back. Headroom {headroom}, largest request {request}, time left {left}. Often expandable_segments:True"
+        " helps; settings are read at the start, so restart from a checkpoint before it dies. `allocscope inspect` shows in a"
+        " PyTorch snapshot what pins the holes."
     ),
     Cause.CAPACITY: (
         "The job needs more than the device has, holes or not. Headroom {headroom}, largest request {request}, time left"
@@ -152,8 +153,8 @@ _DESCRIPTIONS = {
     ),
     Cause.LEAK: (
         "Memory that nothing uses again grows step after step. Headroom {headroom}, largest request {request}, time left"
-        " {left}. `allocscope capture {job}` shows who allocated what is never freed: often a kept loss, a list of outputs"
-        " or a retained graph."
+        " {left}. A PyTorch snapshot with history shows who allocated what is never freed: often a kept loss, a list of"
+        " outputs or a retained graph."
     ),
     Cause.NEIGHBOUR: (
         "Memory of this device that the job could have had goes to another process. Headroom {headroom}, largest request"
@@ -209,8 +210,8 @@ OOM = Rule(
     keep_firing_for_s=600.0,
     summary="{who} ran out of memory: {request} were asked for, {free} of the device were free",
     description=(
-        "A torch.OutOfMemoryError was raised; the job may have caught it. {message} `allocscope capture {job}` lists what"
-        " was kept of the moment, `allocscope oom` explains the message."
+        "A torch.OutOfMemoryError was raised; the job may have caught it. {message} `allocscope oom` explains"
+        " the message in the job's log."
     ),
 )
 

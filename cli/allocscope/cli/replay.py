@@ -6,14 +6,19 @@ import argparse
 import gzip
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from allocscope.allocator.errors import AllocatorError, ReplayError
+from allocscope.allocator.recording import SUFFIX, read_recording
+from allocscope.allocator.settings import MIB, parse_settings
 from allocscope.allocator.simulator import Simulator
 from allocscope.allocator.simulator.replay import Case, Failure, case_of, golden_of, replay_golden, serve, simulator_of
-from allocscope.allocator.snapshot import TraceEntry
+from allocscope.allocator.simulator.rules import is_version
+from allocscope.allocator.simulator.what_if import Source, WhatIf, what_if
+from allocscope.allocator.snapshot import TraceEntry, read_snapshot
 
 HELP = "what PyTorch's allocator would do with requests that were written down"
 LIMIT_BYTES = 1 << 30
@@ -21,9 +26,17 @@ LIMIT_BYTES = 1 << 30
 
 def main(arguments: list[str]) -> int:
     """0: replayed, to the end or to an OutOfMemoryError; 2: the file cannot be used."""
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked = parser.parse_args(arguments)
+    if sum(map(bool, (asked.file, asked.requests, asked.golden))) != 1:
+        parser.error("name a FILE, or --requests, or --golden")
     try:
-        text = _golden(asked.golden, asked.json) if asked.golden else _requests(asked.requests, asked.json)
+        if asked.golden:
+            text = _golden(asked.golden, asked.json)
+        elif asked.requests:
+            text = _requests(asked.requests, asked.json)
+        else:
+            text = _file(asked)
     except AllocatorError as error:
         print(f"allocscope replay: {error}", file=sys.stderr)
         return 2
@@ -33,11 +46,119 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allocscope replay", description=HELP)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--requests", metavar="CASE.json.gz", help="one object: settings, a device, and requests")
-    which.add_argument("--golden", metavar="RUN.jsonl.gz", help="an object a line: a header, then a request each")
+    parser.add_argument("file", nargs="?", metavar="FILE", help="a snapshot with its history, or RUN.run.json")
+    parser.add_argument("--requests", metavar="CASE.json.gz", help="one object: settings, a device, and requests")
+    parser.add_argument("--golden", metavar="RUN.jsonl.gz", help="an object a line: a header, then a request each")
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        help="other settings to try on FILE's requests, as PYTORCH_CUDA_ALLOC_CONF",
+    )
+    parser.add_argument("--device-total", type=_bytes, metavar="BYTES", help="of FILE's device")
+    parser.add_argument(
+        "--device-other", type=_bytes, metavar="BYTES", help="of it, in use by others than the allocator"
+    )
+    parser.add_argument("--torch", metavar="VERSION", help="FILE's; default: what explains it best")
     parser.add_argument("--json", action="store_true", help="one JSON object; sizes in bytes")
     return parser
+
+
+def _bytes(told: str) -> int:
+    if (amount := int(told)) < 0:
+        raise ValueError(told)
+    return amount
+
+
+def _file(asked: argparse.Namespace) -> str:
+    for conf in asked.conf:
+        parse_settings(conf)
+    if asked.torch and not is_version(asked.torch):
+        raise ReplayError(asked.torch, "is not a version of PyTorch, such as 2.14.1")
+    sources = _sources(asked)
+    found = {
+        index: what_if(source, asked.conf, version=asked.torch) for index, source in sources.items() if source.trace
+    }
+    if not found:
+        raise ReplayError(asked.file, "has no history; record one with torch.cuda.memory._record_memory_history()")
+    return json.dumps(what_ifs_as_json(found)) if asked.json else what_ifs_as_text(found)
+
+
+def _sources(asked: argparse.Namespace) -> dict[int, Source]:
+    """What FILE says of each device."""
+    path, total, other = asked.file, asked.device_total, asked.device_other
+    if path.endswith(SUFFIX):
+        run = read_recording(path)
+        return {
+            run.device_index: Source(
+                trace=run.trace,
+                segments=run.segments,
+                settings=run.settings,
+                conf=run.conf,
+                device_total_bytes=total or run.device_total_bytes,
+                other_used=run.other_used_at if other is None else other,
+            )
+        }
+    try:
+        snapshot = read_snapshot(Path(path).read_bytes(), path)
+    except OSError as error:
+        raise ReplayError(path, f"cannot be read ({error.strerror or error})") from error
+    return {
+        index: Source(
+            trace=trace,
+            segments=tuple(segment for segment in snapshot.segments if segment.device == index),
+            settings=snapshot.settings,
+            conf=snapshot.conf,
+            device_total_bytes=total,
+            other_used=other or 0,
+        )
+        for index, trace in enumerate(snapshot.traces)
+    }
+
+
+def what_ifs_as_json(found: Mapping[int, WhatIf]) -> dict[str, object]:
+    """By device: how well the history is understood, and what came of its requests under each of the settings."""
+    return {
+        "devices": {
+            str(index): {
+                "torch": each.history.version,
+                "device_total_bytes": each.device_total_bytes,
+                "requests": len(each.history.asked),
+                "entries": each.history.entries,
+                "explained": each.history.explained,
+                "exact": each.history.exact,
+                "recorded_oom_at": each.history.failed_at,
+                "replays": [{"conf": conf, **asdict(outcome)} for conf, outcome in each.outcomes],
+            }
+            for index, each in found.items()
+        }
+    }
+
+
+def what_ifs_as_text(found: Mapping[int, WhatIf]) -> str:
+    """A line for each of the settings."""
+    return "\n".join(line for index, each in found.items() for line in _what_if_lines(index, each))
+
+
+def _what_if_lines(index: int, each: WhatIf) -> Iterator[str]:
+    history, total = each.history, each.device_total_bytes
+    device = "of unknown size: nothing can fail" if total is None else f"of {total / MIB:,.0f} MiB"
+    yield f"device {index}, {device}: {len(history.asked)} requests, by the rules of torch {history.version}"
+    yield (
+        "every entry of the history is explained to the byte"
+        if history.exact
+        else f"the history is explained up to entry {history.explained} of {history.entries}: what follows is an estimate"
+    )
+    for at, (conf, outcome) in enumerate(each.outcomes):
+        name = f"{conf or 'default'}{' (as recorded)' if at == 0 else ''}"
+        end = (
+            "every request served" if outcome.failed_at is None else f"OutOfMemoryError at request {outcome.failed_at}"
+        )
+        yield (
+            f"  {name}: {end}; reserved at most {outcome.reserved_peak_bytes / MIB:,.0f} MiB, allocated at most "
+            f"{outcome.allocated_peak_bytes / MIB:,.0f} MiB; {outcome.num_alloc_retries} retries, "
+            f"{outcome.num_device_alloc} driver calls to get memory"
+        )
 
 
 def _requests(path: str, as_json: bool) -> str:

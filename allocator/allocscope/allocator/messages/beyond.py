@@ -63,7 +63,7 @@ BY_ORIGIN = {
                 " (NVML is missing or refuses, as on Jetson, under MIG and in some containers; or an expandable segment was left broken)"
             ),
         ),
-        ("take it for an out-of-memory, and record a snapshot before it: allocscope capture JOB",),
+        ("take it for an out-of-memory, and record a snapshot before it: torch.cuda.memory._dump_snapshot",),
     ),
 }
 

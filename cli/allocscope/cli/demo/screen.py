@@ -13,6 +13,7 @@ from rich.text import Text
 
 from allocscope.cli.demo.run import FleetView, Result
 from allocscope.cli.demo.verdict import Verdict
+from allocscope.cli.figures import duration, size
 
 BAR_CELLS = 32
 STATES = {
@@ -188,7 +189,7 @@ def _row(job: Mapping[str, Any], last: Mapping[str, Any] | None) -> tuple[str | 
         size(forecast.get("headroom_bytes")),
         Text(name, style=style),
         job["cause"] or "",
-        "" if left is None else duration(left),
+        duration(left),
     )
 
 
@@ -205,18 +206,6 @@ def _bar(bill: Mapping[str, Any]) -> Text:
 
 def _legend() -> Text:
     return Text.assemble("  ", *((f"{character} {name}   ", style) for name, character, style, _ in PARTS))
-
-
-def size(bytes_: int | None) -> str:
-    """For people; "" where it is not known."""
-    if bytes_ is None:
-        return ""
-    return f"{bytes_ / 2**30:.2f} GiB" if bytes_ >= 2**30 else f"{bytes_ / 2**20:.0f} MiB"
-
-
-def duration(seconds: float) -> str:
-    """For people, roughly."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 # the verdict

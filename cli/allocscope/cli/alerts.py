@@ -1,0 +1,31 @@
+"""`allocscope alerts`: what stands, what stood, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from allocscope.cli.ask import PAGE, Json, Row, answer, parser
+
+HELP = "alerts, the latest first"
+
+
+def main(arguments: list[str]) -> int:
+    """Ask, and print."""
+    asking = parser("alerts", HELP)
+    asking.add_argument("--job", help="of one job only")
+    asking.add_argument("--state", choices=("pending", "firing", "resolved"), help="in one state only")
+    options = asking.parse_args(arguments)
+    return answer(options, "alerts", {"job": options.job, "state": options.state, "limit": PAGE}, _rows)
+
+
+def _rows(got: Json) -> Iterator[Row]:
+    yield "since (UTC)", "until", "severity", "state", "alert", "why"
+    for alert in got["items"]:
+        until = "" if alert["resolved_us"] is None else _moment(alert["resolved_us"])
+        since = _moment(alert["at_us"])
+        yield since, until, alert["severity"], alert["state"], alert["name"], alert["summary"]
+
+
+def _moment(time_us: int) -> str:
+    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"
