@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.bench import daemon_memory, ingest, suite, uplink_call
+from tests.bench import daemon_memory, ingest, simulator, suite, uplink_call
 from tests.bench import fresh_setup as setup
 from tests.bench.figures import Figure
 
@@ -34,6 +34,7 @@ BENCHES = {
         lambda options: daemon_memory.figures(real_time=options.real_time),
     ),
     "uplink": Bench("what handing on a sample costs a job's thread", lambda _: uplink_call.figures()),
+    "simulator": Bench("the simulator's requests a second, beside a bare dict", lambda _: simulator.figures()),
     "setup": Bench("./dev setup in a fresh clone, packages downloaded before", lambda _: setup.figures()),
     "tests": Bench("./dev test", lambda _: suite.figures()),
 }
@@ -61,7 +62,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    listed = "\n".join(f"  {name:<8} {bench.measures}" for name, bench in BENCHES.items())
+    listed = "\n".join(f"  {name:<9} {bench.measures}" for name, bench in BENCHES.items())
     parser = argparse.ArgumentParser(
         prog="./dev bench", description=f"{__doc__}\n{listed}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
