@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
@@ -215,7 +216,7 @@ class _Reading:
         if before:
             self._begin(before, known[0].time_us if known else 0)
         try:
-            for entry, following in zip(known, [*known[1:], None], strict=True):
+            for entry, following in zip_longest(known, known[1:]):
                 self._take(entry, following)
             self._released_by_program()
         except (UndefinedStateError, KeyError, IndexError):

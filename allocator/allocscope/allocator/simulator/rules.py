@@ -37,9 +37,17 @@ class Rules:
     """The address at the end of the error's text."""
 
 
+_RELEASE = re.compile(r"(\d+)\.(\d+)")
+
+
+def is_version(told: str) -> bool:
+    """Whether `rules_of` knows what to make of it."""
+    return _RELEASE.match(told) is not None
+
+
 def rules_of(version: str) -> Rules:
     """The rules of a version, such as "2.14.1+cu130"; verified for 2.11.0, 2.12.1, 2.13.0 and 2.14.1, others by the nearest."""
-    found = re.match(r"(\d+)\.(\d+)", version)
+    found = _RELEASE.match(version)
     if found is None:
         raise ValueError(f"{version!r} is not a version of PyTorch, such as {NEWEST}")
     release = (int(found[1]), int(found[2]))

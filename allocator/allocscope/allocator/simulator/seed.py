@@ -11,7 +11,7 @@ from allocscope.allocator.simulator.blocks import STATES, UNMAPPED
 from allocscope.allocator.simulator.device import PAGE_BYTES, Device, LowestGap
 from allocscope.allocator.simulator.rules import NEWEST
 from allocscope.allocator.simulator.simulator import Piece, Simulator
-from allocscope.allocator.snapshot import DEFAULT_POOL
+from allocscope.allocator.snapshot import DEFAULT_POOL, SnapshotSegment
 
 
 def simulator_from(
@@ -60,6 +60,23 @@ def adopt_segments(simulator: Simulator, segments: Iterable[Mapping[str, Any]]) 
         for ranges in _reservations(list(group), span):
             pieces = _with_gaps(ranges, span)
             simulator.adopt(ranges[0]["address"], pieces, small=small, stream=stream, pool_id=pool_id, page=page)
+
+
+def as_told(segment: SnapshotSegment) -> dict[str, Any]:
+    """A segment that was read from a snapshot, in the form of torch.cuda.memory_snapshot()."""
+    return {
+        "device": segment.device,
+        "address": segment.address,
+        "total_size": segment.total_size,
+        "stream": segment.stream,
+        "segment_type": segment.segment_type,
+        "segment_pool_id": segment.pool_id,
+        "is_expandable": segment.is_expandable,
+        "blocks": [
+            {"address": b.address, "size": b.size, "requested_size": b.requested_size, "state": b.state}
+            for b in segment.blocks
+        ],
+    }
 
 
 def _place(segment: Mapping[str, Any]) -> tuple[tuple[int, int], str, int, bool]:

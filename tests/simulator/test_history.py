@@ -1,0 +1,225 @@
+"""Histories that PyTorch recorded are explained entry by entry, and what they ask for can be asked again."""
+
+import pytest
+
+from allocscope.allocator.errors import SettingsError
+from allocscope.allocator.recording import read_recording
+from allocscope.allocator.settings import AllocatorSettings, parse_settings
+from allocscope.allocator.simulator import Device, Simulator
+from allocscope.allocator.simulator.beginning import beginning_of
+from allocscope.allocator.simulator.history import ask_again, read_history
+from allocscope.allocator.simulator.seed import as_told
+from allocscope.allocator.simulator.what_if import Source, shown_total, what_if
+from allocscope.allocator.snapshot import read_snapshot
+from tests.allocator.made import FOLDERS as RECORDINGS
+from tests.allocator.made import (
+    SHIPPED,
+    alloc,
+    asked_free,
+    completed_free,
+    freed,
+    gave_back,
+    got,
+    mapped,
+    oom,
+    unmapped,
+)
+from tests.simulator.recorded import FOLDERS
+
+MIB = 1 << 20
+DEFAULT = AllocatorSettings()
+RUNS = [SHIPPED / f"{name}.run.json" for name in ("streams-2-3890", "neighbour-2-6562", "varlen-1-3372")]
+RUNS += [path for folder in RECORDINGS[1:] for path in sorted(folder.glob("*.run.json"))]
+SNAPSHOTS = sorted(
+    path
+    for folder in FOLDERS
+    for path in (folder / "snapshots").glob("*.pickle.gz")
+    if not path.name.startswith("torch113")  # which does not tell addresses
+)
+ANY = 1 << 40
+A = 1 << 30
+"""An address."""
+
+
+def history(entries, settings=DEFAULT, *, total=1024 * MIB, **more):
+    return read_history(entries, settings, device_total_bytes=total, other_used=lambda _: 0, **more)
+
+
+def kinds(found):
+    return [each.what for each in found.asked]
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name.removesuffix(".run.json"))
+def test_a_whole_recorded_run_is_explained_to_the_byte(path):
+    """Tens of thousands of entries of the real allocator, with retries, waiting frees, OutOfMemoryErrors."""
+    run = read_recording(path)
+    found = read_history(
+        run.trace, run.settings, device_total_bytes=run.device_total_bytes, other_used=run.other_used_at
+    )
+    assert found.exact
+    assert found.entries > 500
+    assert (found.failed_at is None) is not any(entry.action == "oom" for entry in run.trace)
+
+
+@pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: path.name.removesuffix(".pickle.gz"))
+def test_private_pools_graphs_and_waiting_frees_are_explained_to_the_byte(path):
+    snapshot = read_snapshot(path.read_bytes(), path.name)
+    for index, trace in enumerate(snapshot.traces):
+        segments = [as_told(segment) for segment in snapshot.segments if segment.device == index]
+        found = history(trace, snapshot.settings, total=ANY, segments=segments)
+        assert found.exact
+        assert found.entries > 0 or not trace
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.77])
+@pytest.mark.parametrize("name", ["streams-2-3890", "varlen-1-3372"])
+def test_a_history_that_begins_in_the_middle_is_explained_from_there_on(name, cut):
+    run = read_recording(SHIPPED / f"{name}.run.json")
+    trace = run.trace[int(cut * len(run.trace)) :]
+    segments = [as_told(segment) for segment in run.segments]
+    found = read_history(
+        trace,
+        run.settings,
+        device_total_bytes=run.device_total_bytes,
+        other_used=run.other_used_at,
+        segments=segments,
+    )
+    assert found.exact
+    assert found.entries == len(trace)
+
+
+def test_what_was_there_before_is_walked_back_to():
+    trace = [*freed(0), got(20 * MIB, 20 * MIB), alloc(20 * MIB, 3 * MIB)]
+    trace[0] = trace[0]._replace(size=5 * MIB)
+    trace[1] = trace[1]._replace(size=5 * MIB)
+    after = [
+        told(0, [(20 * MIB, 0, "inactive")]),
+        told(20 * MIB, [(3 * MIB, 3 * MIB, "active_allocated"), (17 * MIB, 0, "inactive")]),
+    ]
+    assert beginning_of(trace, after, DEFAULT) == [
+        told(0, [(5 * MIB, 5 * MIB, "active_allocated"), (15 * MIB, 0, "inactive")])
+    ]
+    found = history(trace, segments=after)
+    assert kinds(found) == ["malloc", "free", "malloc"]
+
+
+def test_slack_belongs_to_the_block_before_it():
+    """No free block of the large pool is as small as 1 MiB."""
+    trace = [entry._replace(size=19 * MIB + 512) for entry in freed(0)]
+    before = beginning_of(trace, [told(0, [(20 * MIB, 0, "inactive")])], DEFAULT)
+    assert before == [told(0, [(20 * MIB, 19 * MIB + 512, "active_allocated")])]
+
+
+def test_pages_are_walked_back_to():
+    page = 20 * MIB
+    trace = [unmapped(page, page), mapped(3 * page, page)]
+    after = [
+        told(0, [(page, page, "active_allocated")], expandable=True),
+        told(2 * page, [(page, page, "active_allocated"), (page, 0, "inactive")], expandable=True),
+    ]
+    before = beginning_of(trace, after, parse_settings("expandable_segments:True"))
+    blocks = [(page, page, "active_allocated"), (page, 0, "inactive"), (page, page, "active_allocated")]
+    assert before == [told(0, blocks, expandable=True)]
+
+
+def told(address, blocks, *, kind="large", expandable=False):
+    at, listed = address, []
+    for size, requested, state in blocks:
+        listed.append({"address": at, "size": size, "requested_size": requested, "state": state})
+        at += size
+    return {
+        "address": address,
+        "total_size": at - address,
+        "stream": 0,
+        "segment_type": kind,
+        "segment_pool_id": (0, 0),
+        "is_expandable": expandable,
+        "blocks": listed,
+    }
+
+
+def test_segments_given_back_between_requests_were_an_empty_cache():
+    found = history([got(A, 20 * MIB), alloc(A, 20 * MIB), *freed_of(A, 20 * MIB), gave_back(A, 20 * MIB)])
+    assert kinds(found) == ["malloc", "free", "empty_cache"]
+    assert found.exact
+
+
+def freed_of(address, size):
+    return [entry._replace(size=size) for entry in freed(address)]
+
+
+ROUND = [got(A, 40 * MIB), alloc(A, 40 * MIB), *freed_of(A, 40 * MIB), gave_back(A, 40 * MIB)]
+ROUND += [got(A, 60 * MIB), alloc(A, 60 * MIB)]
+
+
+def test_segments_given_back_for_want_of_memory_were_the_allocation_s_own_doing():
+    found = history(ROUND, total=80 * MIB)
+    assert kinds(found) == ["malloc", "free", "malloc"]
+    assert found.exact
+
+
+def test_segments_given_back_where_there_was_enough_were_an_empty_cache():
+    found = history(ROUND, total=1024 * MIB)
+    assert kinds(found) == ["malloc", "free", "empty_cache", "malloc"]
+    assert found.exact
+
+
+def test_a_free_that_does_not_complete_at_once_waits_and_is_done_before_the_next_allocation():
+    trace = [got(A, 40 * MIB), alloc(A, 40 * MIB), asked_free(A)._replace(size=40 * MIB)]
+    trace += [completed_free(A)._replace(size=40 * MIB), alloc(A, 30 * MIB)]
+    trace.insert(3, got(A + 100 * MIB, 2 * MIB))
+    trace.insert(4, alloc(A + 100 * MIB, 512))
+    found = history(trace)
+    assert kinds(found) == ["malloc", "wait", "free", "malloc", "done", "malloc"]
+    assert found.exact
+
+
+def test_a_failure_is_remembered():
+    trace = [got(A, 40 * MIB), alloc(A, 40 * MIB), oom(60 * MIB, 40 * MIB)]
+    found = history(trace, total=80 * MIB)
+    assert found.exact
+    assert found.failed_at == 1
+    outcome = ask_again(found.asked, Simulator(DEFAULT, Device(80 * MIB)), lambda _: 0)
+    assert outcome.failed_at == 1
+    assert "Tried to allocate 60.00 MiB" in (outcome.message or "")
+
+
+def test_where_a_history_is_not_explained_is_told():
+    """A segment that no rule asks for."""
+    found = history([got(A, 20 * MIB), alloc(A, 3 * MIB), got(A + 20 * MIB, 22 * MIB), alloc(A + 20 * MIB, 3 * MIB)])
+    assert (found.explained, found.entries, found.exact) == (2, 4, False)
+
+
+def test_the_version_is_the_one_that_explains_most():
+    """The second of two equal blocks lies lower, and is taken: as up to 2.11."""
+    trace = [got(A, 30 * MIB), alloc(A, 30 * MIB), got(A + 30 * MIB, 30 * MIB), alloc(A + 30 * MIB, 30 * MIB)]
+    trace += [*freed_of(A, 30 * MIB), gave_back(A, 30 * MIB), got(A, 30 * MIB), alloc(A, 30 * MIB)]
+    trace += [*freed_of(A, 30 * MIB), *freed_of(A + 30 * MIB, 30 * MIB)]
+    assert history([*trace, alloc(A, 30 * MIB)]).version == "2.11.0"
+    assert history([*trace, alloc(A + 30 * MIB, 30 * MIB)]).version == "2.14.1"
+    assert history([*trace, alloc(A, 30 * MIB)], version="2.13.0").exact is False
+
+
+def test_other_settings_would_have_saved_a_run():
+    """This one died of holes, which expandable segments do not have."""
+    path = next((SHIPPED.parent / "recordings").glob("islands_grow-*.run.json"))
+    run = read_recording(path)
+    source = Source(run.trace, run.segments, run.settings, run.conf, run.device_total_bytes, run.other_used_at)
+    found = what_if(source, ["expandable_segments:True"])
+    (as_it_was, recorded), (conf, expandable) = found.outcomes
+    assert found.history.exact
+    assert (as_it_was, conf) == ("", "expandable_segments:True")
+    assert recorded.failed_at == found.history.failed_at is not None
+    assert expandable.failed_at is None
+    assert expandable.reserved_peak_bytes < recorded.reserved_peak_bytes
+
+
+def test_settings_that_cannot_be_read_are_refused():
+    with pytest.raises(SettingsError):
+        what_if(Source([], [], DEFAULT, ""), ["max_split_size_mb:x"])
+
+
+def test_a_failure_shows_how_much_there_was():
+    trace = [got(0, 40 * MIB), alloc(0, 40 * MIB), oom(60 * MIB, 24 * MIB), gave_back(0, 40 * MIB)]
+    assert shown_total(trace, []) == 64 * MIB
+    assert shown_total(trace[:2], []) is None
