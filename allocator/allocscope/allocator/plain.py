@@ -16,11 +16,13 @@ from typing import Any, NoReturn
 
 from allocscope.allocator.errors import CutOffError, HostilePickleError, NotASnapshotError, TooLargeError
 
-MEMORY_LIMIT_BYTES = 2 << 30
+MEMORY_LIMIT_BYTES = 3 << 29
 """How much the values of one file may take, by a rough count of its instructions."""
 PIECE_BYTES = 1 << 20
 PROTOCOL = b"\x80"
 """What every pickle since protocol 2 begins with."""
+OnList = Callable[[list[Any]], int]
+"""Called with a list that was added to; it may change it in place, and says how many values it took out of it."""
 _TEXT_PICKLES = (b"(dp", b"(lp", b"(d.", b"(l.", b"}q", b"]q")
 _LONGEST_STRING = 1 << 24
 _LONGEST_NUMBER = 255
@@ -31,16 +33,16 @@ def load_plain(
     data: bytes | Iterable[bytes],
     name: str,
     *,
-    on_list: Callable[[list[Any]], None] | None = None,
+    on_list: OnList | None = None,
     forget_dicts: bool = False,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Any:
     """The plain value that a pickle of protocol 2 to 5 holds; `name` is what errors call it.
 
-    `on_list` is called with every list each time that instructions have added to it (pickles add up to 1,000 items at once),
-    and may change it in place. With `forget_dicts` the unpickler keeps no dict for its own later use, so that what `on_list`
-    takes out of a list is gone from memory; a dict that occurs twice in the pickle is then None (or an error) from the second
-    time on.
+    `on_list` is called with lists each time that a dict, as the last of up to 1,000 items, was added to them. With
+    `forget_dicts` it is called whatever the last item is, and the unpickler keeps no dict for its own later use, so that what
+    `on_list` takes out of a list is gone from memory; a dict that occurs twice in the pickle is then None (or an error) from the
+    second time on.
 
     Raises CutOffError, HostilePickleError, NotASnapshotError or TooLargeError.
     """
@@ -52,7 +54,7 @@ def load_plain(
         raise NotASnapshotError(name, _not_a_pickle(first))
     screen = _Screen(first, chunks, name, hooked=on_list is not None, forget=forget_dicts, limit=memory_limit_bytes)
     try:
-        value = _PlainUnpickler(io.BufferedReader(screen, 1 << 17), name, on_list).load()
+        value = _PlainUnpickler(screen, on_list).load()
         for _ in chunks:  # the end of a compressed file tells whether it is whole
             pass
         return value
@@ -120,6 +122,8 @@ _TUPLES = b"t\x85\x86\x87"
 _ADDS = b"ea"
 _HAND_OVER = b"Q"
 """The instruction that calls `persistent_load`; in a file it is refused, so it can only come from the screen."""
+_LARGE_BYTES, _SMALL_BYTES = 64, 8
+"""What an instruction's value takes at least, beyond its own bytes: an empty list, a place on the stack."""
 _LARGE_OBJECTS = b"])}lt\x85\x86\x87"
 _SMALL_OBJECTS = b"N2(\x94\x88\x89hKq0"
 _HOSTILE = {
@@ -150,9 +154,9 @@ class _Screen(io.RawIOBase):
         self, first: bytes, chunks: Iterator[bytes], name: str, *, hooked: bool, forget: bool, limit: int
     ) -> None:
         super().__init__()
-        self._chunks, self._name, self._hooked, self._forget = chunks, name, hooked, forget
+        self._chunks, self.file_name, self._hooked, self._forget = chunks, name, hooked, forget
         self._run = _RUNS[hooked, forget].match
-        self._memory_left = limit
+        self.memory_left = limit
         self._limit = limit
         self._next: bytes | None = first
         self._rest = b""
@@ -179,7 +183,7 @@ class _Screen(io.RawIOBase):
         chunk = self._next if self._next is not None else next(self._chunks, None)
         self._next = None
         if chunk is None:
-            raise CutOffError(self._name, "its pickle ends in the middle")
+            raise CutOffError(self.file_name, "its pickle ends in the middle")
         self._count(chunk)
         data = self._rest + chunk
         out: list[bytes] = []
@@ -209,7 +213,7 @@ class _Screen(io.RawIOBase):
                 out += (data[copied : at + 1], _HAND_OVER)
                 copied = at + 1
             elif code == _LONG_PUT and int.from_bytes(data[at + 1 : at + 5], "little") > self._passed + at:
-                raise HostilePickleError(self._name, "memory out of proportion")
+                raise HostilePickleError(self.file_name, "memory out of proportion")
             at += length
         out.append(data[copied:at])
         self._rest = data[at:]
@@ -235,10 +239,10 @@ class _Screen(io.RawIOBase):
             return _FIXED[code]
         if code in b"}]ea" or code in _TUPLES:
             return 1
-        raise _refusal(data, at, self._passed + at, self._name)
+        raise _refusal(data, at, self._passed + at, self.file_name)
 
     def _out_of_proportion(self, count: int) -> Exception:
-        return HostilePickleError(self._name, f"one value of {count} bytes")
+        return HostilePickleError(self.file_name, f"one value of {count} bytes")
 
     def _put_after(self, data: bytes, at: int) -> int | None:
         """How long the instruction is, if one is there, that keeps what was just made; None: not known yet."""
@@ -251,9 +255,9 @@ class _Screen(io.RawIOBase):
     def _count(self, chunk: bytes) -> None:
         large = len(chunk) - len(chunk.translate(None, _LARGE_OBJECTS))
         small = len(chunk) - len(chunk.translate(None, _SMALL_OBJECTS))
-        self._memory_left -= 64 * large + 8 * small + len(chunk)
-        if self._memory_left < 0:
-            raise TooLargeError(self._name, self._limit)
+        self.memory_left -= _LARGE_BYTES * large + _SMALL_BYTES * small + len(chunk)
+        if self.memory_left < 0:
+            raise TooLargeError(self.file_name, self._limit)
 
 
 def _refusal(data: bytes, at: int, position: int, name: str) -> Exception:
@@ -277,17 +281,17 @@ def _wanted(data: bytes, at: int) -> str:
 class _PlainUnpickler(pickle.Unpickler):
     """Looks nothing up, whatever the screen may have let through; what the screen hands over goes to the hook."""
 
-    def __init__(self, file: io.BufferedReader, name: str, on_list: Callable[[list[Any]], None] | None) -> None:
-        super().__init__(file)
-        self._name, self._on_list = name, on_list
+    def __init__(self, screen: _Screen, on_list: OnList | None) -> None:
+        super().__init__(io.BufferedReader(screen, 1 << 17))
+        self._screen, self._name, self._on_list = screen, screen.file_name, on_list
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise HostilePickleError(self._name, f"{module}.{name} to be imported")
 
     def persistent_load(self, pid: Any) -> Any:
         if type(pid) is list:
-            if self._on_list is not None:
-                self._on_list(pid)
+            if pid and self._on_list is not None:
+                self._screen.memory_left += _LARGE_BYTES * self._on_list(pid)
         elif type(pid) is tuple and _depth(pid, 0) > _TUPLES_IN_TUPLES:
             raise HostilePickleError(self._name, "tuples deep inside one another")
         return pid

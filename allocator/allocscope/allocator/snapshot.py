@@ -17,7 +17,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import CutOffError, NotASnapshotError, SettingsError, TooLargeError
-from allocscope.allocator.plain import PIECE_BYTES, PROTOCOL, load_plain, pieces
+from allocscope.allocator.plain import PIECE_BYTES, PROTOCOL, OnList, load_plain, pieces
 from allocscope.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, settings_of_snapshot
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -162,7 +162,7 @@ def read_snapshot(
 def _read_pickle(unpacked: Source, name: str, *, tolerant: bool) -> Snapshot:
     """The same of a pickle: the way that takes little memory first, the one that works with every pickle last."""
 
-    def attempt(on_list: Callable[[list[Any]], None], *, forget_dicts: bool = False) -> Snapshot:
+    def attempt(on_list: OnList, *, forget_dicts: bool = False) -> Snapshot:
         value = load_plain(unpacked(), name, on_list=on_list, forget_dicts=forget_dicts)
         return _snapshot(value, name, tolerant=tolerant)
 
@@ -278,35 +278,55 @@ class _Compaction:
         self._frames: dict[Frame, Frame] = {}
         self._pools: dict[tuple[Any, ...], tuple[int, int]] = {DEFAULT_POOL: DEFAULT_POOL}
         self._looked_at_frames = careful
+        self._seen: dict[int, int] = {}
 
-    def entries_and_frames(self, items: list[Any]) -> None:
+    def entries_and_frames(self, items: list[Any]) -> int:
         """Entries and frames, in place; for a pickle in which each is written out wherever it occurs."""
-        self._looked_at_frames = True
-        last = items[-1] if items else None
-        if None in items:
+        last = items[-1]
+        if last is None:
             raise NotASnapshotError(self._name, "has a frame in several places")
-        if type(last) is dict and "filename" in last:
-            items[:] = [self._frame(item) for item in items]
-        else:
-            self.entries(items)
-
-    def entries(self, items: list[Any]) -> None:
-        """The entries that were added last, in place. What is none, or not as PyTorch writes it, is left as it is."""
-        last = items[-1] if items else None
-        if type(last) is not dict or "action" not in last:
-            return
-        start = len(items) - 1
-        while start and type(items[start - 1]) is dict:
-            start -= 1
+        if type(last) is not dict or "filename" not in last:
+            return self.entries(items)
+        start = self._seen_of(items)
         told = items[start:]
-        if not self._looked_at_frames and (stacks := [entry["frames"] for entry in told if entry.get("frames")]):
+        if None in told:
+            raise NotASnapshotError(self._name, "has a frame in several places")
+        items[start:] = map(self._frame, told)
+        return len(told)
+
+    def entries(self, items: list[Any]) -> int:
+        """The entries that were added last, in place. What is none, or not as PyTorch writes it, is left as it is."""
+        last = items[-1]
+        if type(last) is not dict or "action" not in last:
+            return 0
+        start = self._seen_of(items)
+        told = items[start:]
+        if not self._looked_at_frames and (stacks := [frames for entry in told if (frames := _frames(entry))]):
             self._looked_at_frames = True
             if _are_written_anew(stacks):
                 raise _FramesAnewError(self._name, "has its frames in many copies")
-        if (entries := self._entries(told)) is not None:
-            items[start:] = entries
-            for entry in () if self._careful else told:
+        entries = self._entries(told)
+        if entries is None:
+            return 0
+        items[start:] = entries
+        if not self._careful:
+            for entry in told:
                 entry.clear()  # the unpickler keeps it to the end
+        return len(told)
+
+    def _seen_of(self, items: list[Any]) -> int:
+        """How many of a list's items were there when it was last seen; of a short list none, which costs little.
+
+        What is seen once more, or (another list in its place) not at all, is no harm: only time, or memory.
+        """
+        count = len(items)
+        if count < _SHORT:
+            return 0
+        if len(self._seen) > _MANY_LISTS:
+            self._seen.clear()
+        seen = self._seen.get(id(items), 0)
+        self._seen[id(items)] = count
+        return seen if seen < count else 0
 
     def one(self, told: dict[str, Any]) -> Any:
         """One dict of any kind, for a reader that tells of dicts only."""
@@ -325,7 +345,7 @@ class _Compaction:
             actions, addresses, sizes, streams = zip(*map(_ORDINARY, told), strict=True)
             pools = self._pools_of([entry.get("pool_id", DEFAULT_POOL) for entry in told])
         except (KeyError, TypeError, ValueError):
-            return None
+            return None  # also what is no dict, as entries that were seen before
         times = [entry.get("time_us", 0) for entry in told]
         numbers = (addresses, sizes, streams, times)
         if set(map(type, actions)) != {str} or any(set(map(type, column)) != {int} for column in numbers):
@@ -346,6 +366,10 @@ class _Compaction:
         return list(map(self._pools.__getitem__, keys))
 
 
+def _frames(entry: Any) -> Any:
+    return entry.get("frames") if type(entry) is dict else None
+
+
 def _are_written_anew(stacks: list[Any]) -> bool:
     """Whether these stacks have several dicts for the same frame."""
     dicts = {id(item): item for stack in stacks[:_LOOKED_AT] if type(stack) is list for item in stack}
@@ -353,6 +377,7 @@ def _are_written_anew(stacks: list[Any]) -> bool:
 
 
 _LOOKED_AT = 100
+_SHORT, _MANY_LISTS = 64, 10_000
 _ORDINARY = itemgetter("action", "addr", "size", "stream")
 
 
