@@ -39,7 +39,7 @@ def waits(allocator):
 def begins_unmapped(allocator):
     """Whether an expandable segment's first page has no memory, which a snapshot does not tell."""
     starts = {segment["address"] for segment in allocator.segments()}
-    unmapped = [b for pool in allocator._pools() for s in pool.free_sets.values() for b in s.unmapped]
+    unmapped = [b for pool in allocator._pools.all() for s in pool.free_sets.values() for b in s.unmapped]
     return any(block.prev is None and block.next is not None for block in unmapped) and bool(starts)
 
 
