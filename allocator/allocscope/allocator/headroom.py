@@ -5,6 +5,8 @@ again. Blocks come condensed (a block map), which loses nothing where no max_spl
 counts. Where condensing or holes in expandable segments leave a doubt the answer is the lower one. Nothing is counted on that
 may not come: blocks that wait for another stream, private pools that nobody uses any more.
 
+Where the blocks themselves are known, `simulator.headroom.largest_request` and `Simulator.way` are exact in every mode.
+
 Success is not monotone in size: between 1 and 10 MiB a request needs a whole large segment (20 MiB), a larger one only
 itself. The figure is the largest that succeeds; ask `would_succeed` about a smaller one.
 """
