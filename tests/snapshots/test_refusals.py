@@ -57,15 +57,13 @@ def test_what_is_no_snapshot_is_refused(data, error, message):
 
 
 @pytest.mark.parametrize("code", [b"]", b"}", b"N", b"(", b")\x85", b"]\x94", b"h\0", b"}\x94a"])
-@pytest.mark.parametrize("forget", [False, True])
-def test_what_its_values_take_is_bounded(code, forget):
+def test_what_its_values_take_is_bounded(code):
     """2 MB of instructions that would take 16 MB and more."""
     with pytest.raises(TooLargeError, match="unpacks to more than 10000000 bytes"):
         load_plain(
             b"\x80\x04]\x94" + code * (2_000_000 // len(code)),
             "x",
             on_list=len,
-            forget_dicts=forget,
             memory_limit_bytes=10_000_000,
         )
 

@@ -34,15 +34,13 @@ def load_plain(
     name: str,
     *,
     on_list: OnList | None = None,
-    forget_dicts: bool = False,
     memory_limit_bytes: int = MEMORY_LIMIT_BYTES,
 ) -> Any:
     """The plain value that a pickle of protocol 2 to 5 holds; `name` is what errors call it.
 
-    `on_list` is called with lists each time that a dict, as the last of up to 1,000 items, was added to them. With
-    `forget_dicts` it is called whatever the last item is, and the unpickler keeps no dict for its own later use, so that what
-    `on_list` takes out of a list is gone from memory; a dict that occurs twice in the pickle is then None (or an error) from the
-    second time on.
+    `on_list` is called with lists each time that a dict, as the last of up to 1,000 items, was added to them; it may change them
+    in place, and empty the dicts that it took out. The unpickler itself keeps every dict to the end: one that occurs twice in the
+    pickle is then empty from the second time on.
 
     Raises CutOffError, HostilePickleError, NotASnapshotError or TooLargeError.
     """
@@ -52,7 +50,7 @@ def load_plain(
         raise NotASnapshotError(name, "is empty")
     if not first.startswith(PROTOCOL):
         raise NotASnapshotError(name, _not_a_pickle(first))
-    screen = _Screen(first, chunks, name, hooked=on_list is not None, forget=forget_dicts, limit=memory_limit_bytes)
+    screen = _Screen(first, chunks, name, hooked=on_list is not None, limit=memory_limit_bytes)
     try:
         value = _PlainUnpickler(screen, on_list).load()
         for _ in chunks:  # the end of a compressed file tells whether it is whole
@@ -81,43 +79,43 @@ def _not_a_pickle(first: bytes) -> str:
     return "is not a pickle"
 
 
-def _of_length(code: bytes, lengths: Iterable[int]) -> bytes:
+def _of_length(code: bytes, lengths: Iterable[int], *, width: int = 1) -> bytes:
     """An instruction whose argument begins with its length, for these lengths, the frequent ones first."""
-    return b"|".join(b"\\x%02x\\x%02x.{%d}" % (code[0], length, length) for length in lengths)
+    return b"|".join(re.escape(code + length.to_bytes(width, "little")) + b".{%d}" % length for length in lengths)
 
 
-def _run(plain: bytes, *, hooked: bool = False) -> re.Pattern[bytes]:
-    """As many harmless instructions as there are in a row; `plain`: those without arguments that need no look.
+_SHORT = (3, 6, 5, *range(3), 4, *range(7, 64))
 
-    With `hooked`, what adds to a list needs one only where a dict was made just before: `u`, or some argument's last byte.
+
+def _run(adding: bytes) -> re.Pattern[bytes]:
+    """As many harmless instructions as there are in a row; `adding`: those among them that add to a list.
+
     No possessive repeat: CPython before 3.11.5 ends it in the wrong place where an alternative fails half way.
     """
     return re.compile(
-        rb"(?:h.|K.K.\x86|K.|j....j....j....j....|[jJ]....|M..|["
-        + plain
-        + rb"(012N)usld\x88\x89\x94]+|q.|\x80.|G.{8}|"
+        rb"(?:h.|K.K.\x86|K.|j....j....j....j....|[jJ]....|M..|[}\](012N)usld\x88\x89\x94]+|q.|r..[\x00-\x7f]\x00|\x80.|G.{8}|"
         + _of_length(b"\x8a", (6, 7, 5, 8, 4, 3, 9, 2, 1, 0))
         + b"|"
-        + _of_length(b"\x8c", (3, 6, 5, *range(3), 4, *range(7, 64)))
-        + (rb"|(?<!u)[ea])*" if hooked else b")*"),
+        + _of_length(b"\x8c", _SHORT)
+        + b"|"
+        + _of_length(b"X", _SHORT, width=4)
+        + b"|"
+        + adding
+        + b")*",
         re.DOTALL,
     )
 
 
-_RUNS = {
-    (False, False): _run(rb"}\]ea"),
-    (True, False): _run(rb"}\]", hooked=True),
-    (False, True): _run(rb"\]ea"),
-    (True, True): _run(rb"\]"),
-}
-"""By whether lists are hooked and dicts forgotten."""
+_WHOLE_RUN = _run(b"[ea]")
+_HOOKED_RUN = _run(b"(?<!u)[ea]")
+"""Where lists are hooked, what adds a dict to one needs a look: it comes after `u`, or after some argument that ends like it."""
 _COUNTED = {b"\x8a": 1, b"\x8b": 4, b"U": 1, b"T": 4, b"C": 1, b"B": 4, b"\x8e": 8, b"\x8c": 1, b"X": 4, b"\x8d": 8}
 """Numbers, bytes and strings that begin with their length, and how many bytes that has."""
 _FIXED = {
     b"h": 2, b"q": 2, b"K": 2, b"\x80": 2, b"M": 3, b"j": 5, b"J": 5, b"r": 5, b"G": 9, b"\x95": 9,
 }  # fmt: skip
 """How long harmless instructions with an argument of fixed length are."""
-_PUT_NEXT, _PUT, _LONG_PUT, _FRAME, _STOP, _DICT = b"\x94", b"q", b"r", b"\x95", b".", b"}"
+_LONG_PUT, _FRAME, _STOP = b"r", b"\x95", b"."
 _TUPLES = b"t\x85\x86\x87"
 _ADDS = b"ea"
 _HAND_OVER = b"Q"
@@ -150,12 +148,10 @@ _HOSTILE = {
 class _Screen(io.RawIOBase):
     """The pickle as the unpickler may see it, piece by piece."""
 
-    def __init__(
-        self, first: bytes, chunks: Iterator[bytes], name: str, *, hooked: bool, forget: bool, limit: int
-    ) -> None:
+    def __init__(self, first: bytes, chunks: Iterator[bytes], name: str, *, hooked: bool, limit: int) -> None:
         super().__init__()
-        self._chunks, self.file_name, self._hooked, self._forget = chunks, name, hooked, forget
-        self._run = _RUNS[hooked, forget].match
+        self._chunks, self.file_name, self._hooked = chunks, name, hooked
+        self._run = (_HOOKED_RUN if hooked else _WHOLE_RUN).match
         self.memory_left = limit
         self._limit = limit
         self._next: bytes | None = first
@@ -200,15 +196,6 @@ class _Screen(io.RawIOBase):
             if code == _FRAME:
                 out.append(data[copied:at])
                 copied = at + length
-            elif code == _DICT:
-                put = self._put_after(data, at + 1)
-                if put is None:
-                    break
-                if put:
-                    # a place in the memo is taken by None instead, since later places are counted from it
-                    out += (data[copied:at], b"N\x940}" if put == 1 else b"}")
-                    copied = at + 1 + put
-                    length += put
             elif code in _TUPLES or (code in _ADDS and self._hooked):
                 out += (data[copied : at + 1], _HAND_OVER)
                 copied = at + 1
@@ -237,20 +224,12 @@ class _Screen(io.RawIOBase):
             return start + count - at
         if code in _FIXED:
             return _FIXED[code]
-        if code in b"}]ea" or code in _TUPLES:
+        if code in _ADDS or code in _TUPLES:
             return 1
         raise _refusal(data, at, self._passed + at, self.file_name)
 
     def _out_of_proportion(self, count: int) -> Exception:
         return HostilePickleError(self.file_name, f"one value of {count} bytes")
-
-    def _put_after(self, data: bytes, at: int) -> int | None:
-        """How long the instruction is, if one is there, that keeps what was just made; None: not known yet."""
-        code = data[at : at + 1]
-        if not code:
-            return None
-        length = 1 if code == _PUT_NEXT else 2 if code == _PUT else 5 if code == _LONG_PUT else 0
-        return length if at + length <= len(data) else None
 
     def _count(self, chunk: bytes) -> None:
         large = len(chunk) - len(chunk.translate(None, _LARGE_OBJECTS))

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import CutOffError, NotASnapshotError, SettingsError, TooLargeError
-from allocscope.allocator.plain import PIECE_BYTES, PROTOCOL, OnList, load_plain, pieces
+from allocscope.allocator.plain import PIECE_BYTES, PROTOCOL, load_plain, pieces
 from allocscope.allocator.settings import SMALL_SEGMENT_BYTES, AllocatorSettings, settings_of_snapshot
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -162,18 +161,12 @@ def read_snapshot(
 def _read_pickle(unpacked: Source, name: str, *, tolerant: bool) -> Snapshot:
     """The same of a pickle: the way that takes little memory first, the one that works with every pickle last."""
 
-    def attempt(on_list: OnList, *, forget_dicts: bool = False) -> Snapshot:
-        value = load_plain(unpacked(), name, on_list=on_list, forget_dicts=forget_dicts)
-        return _snapshot(value, name, tolerant=tolerant)
-
     try:
-        return attempt(_Compaction(name).entries)
-    except _FramesAnewError:
-        with suppress(NotASnapshotError):
-            return attempt(_Compaction(name).entries_and_frames, forget_dicts=True)
+        return _snapshot(load_plain(unpacked(), name, on_list=_Compaction(name).on_list), name, tolerant=tolerant)
     except NotASnapshotError:
-        pass  # damaged; or the same entry occurs twice
-    return attempt(_Compaction(name, careful=True).entries)
+        # Damaged; or a dict occurs twice that was taken apart when it first did.
+        careful = _Compaction(name, empties=False).on_list
+        return _snapshot(load_plain(unpacked(), name, on_list=careful), name, tolerant=tolerant)
 
 
 def _snapshot(value: Any, name: str, *, tolerant: bool) -> Snapshot:
@@ -266,53 +259,53 @@ def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
 # what would take most of the memory is made small while the rest is still being read
 
 
-class _FramesAnewError(NotASnapshotError):
-    """Every frame is written out wherever it occurs, while PyTorch's own pickles have each once."""
-
-
 class _Compaction:
     """Turns dicts that are many into values that are small, and equal ones into one."""
 
-    def __init__(self, name: str, *, careful: bool = False) -> None:
-        self._name, self._careful = name, careful
-        self._frames: dict[Frame, Frame] = {}
+    def __init__(self, name: str, *, empties: bool = True) -> None:
+        """With `empties` it empties the dicts that it took what they said from."""
+        self._name, self._empties = name, empties
+        self._frames: dict[tuple[Any, ...], Frame] = {}
+        self._frames_are_many: bool | None = None if empties else False
+        """Whether each frame is written out wherever it occurs (PyTorch's own pickles have each once); None: not known yet."""
         self._pools: dict[tuple[Any, ...], tuple[int, int]] = {DEFAULT_POOL: DEFAULT_POOL}
-        self._looked_at_frames = careful
         self._seen: dict[int, int] = {}
 
-    def entries_and_frames(self, items: list[Any]) -> int:
-        """Entries and frames, in place; for a pickle in which each is written out wherever it occurs."""
+    def on_list(self, items: list[Any]) -> int:
+        """The entries or frames that were added last to a list, in place: how many dicts became small.
+
+        What is none, or not as PyTorch writes it, is left as it is.
+        """
         last = items[-1]
-        if last is None:
-            raise NotASnapshotError(self._name, "has a frame in several places")
-        if type(last) is not dict or "filename" not in last:
-            return self.entries(items)
+        if type(last) is not dict:
+            return 0
+        convert: Callable[[list[dict[str, Any]]], Sequence[TraceEntry | Frame] | None]
+        if "action" in last:
+            convert = self._entries
+        elif self._frames_are_many and "filename" in last:
+            convert = self._frames_of
+        else:
+            return 0
         start = self._seen_of(items)
         told = items[start:]
-        if None in told:
-            raise NotASnapshotError(self._name, "has a frame in several places")
-        items[start:] = map(self._frame, told)
+        small = convert(told)
+        if small is None:
+            return 0
+        items[start:] = small
+        if self._empties:
+            for each in told:
+                each.clear()
         return len(told)
 
-    def entries(self, items: list[Any]) -> int:
-        """The entries that were added last, in place. What is none, or not as PyTorch writes it, is left as it is."""
-        last = items[-1]
-        if type(last) is not dict or "action" not in last:
-            return 0
-        start = self._seen_of(items)
-        told = items[start:]
-        if not self._looked_at_frames and (stacks := [frames for entry in told if (frames := _frames(entry))]):
-            self._looked_at_frames = True
-            if _are_written_anew(stacks):
-                raise _FramesAnewError(self._name, "has its frames in many copies")
-        entries = self._entries(told)
-        if entries is None:
-            return 0
-        items[start:] = entries
-        if not self._careful:
-            for entry in told:
-                entry.clear()  # the unpickler keeps it to the end
-        return len(told)
+    def one(self, told: dict[str, Any]) -> Any:
+        """One dict of any kind, for a reader that tells of dicts only."""
+        if "action" in told:
+            small: Sequence[Any] | None = self._entries([told])
+        elif "filename" in told:
+            small = self._frames_of([told])
+        else:
+            small = None
+        return small[0] if small else told
 
     def _seen_of(self, items: list[Any]) -> int:
         """How many of a list's items were there when it was last seen; of a short list none, which costs little.
@@ -328,16 +321,18 @@ class _Compaction:
         self._seen[id(items)] = count
         return seen if seen < count else 0
 
-    def one(self, told: dict[str, Any]) -> Any:
-        """One dict of any kind, for a reader that tells of dicts only."""
-        if "action" in told:
-            entries = self._entries([told])
-            return entries[0] if entries else told
-        return self._frame(told) if "filename" in told else told
-
-    def _frame(self, item: Any) -> Any:
-        frame = _frame(item)
-        return item if frame is None else self._frames.setdefault(frame, frame)
+    def _frames_of(self, told: list[dict[str, Any]]) -> list[Frame] | None:
+        if {} in told:
+            raise NotASnapshotError(self._name, "has a frame in several places")
+        try:
+            keys = list(map(_FRAME_KEYS, told))
+            for key in set(keys) - self._frames.keys():
+                if tuple(map(type, key)) != (str, str, int):
+                    return None
+                self._frames[key] = Frame(*key)
+            return list(map(self._frames.__getitem__, keys))
+        except (KeyError, TypeError, IndexError):
+            return None
 
     def _entries(self, told: list[dict[str, Any]]) -> list[TraceEntry] | None:
         """The entries, column by column; None where any of them is out of the ordinary."""
@@ -346,6 +341,8 @@ class _Compaction:
             pools = self._pools_of([entry.get("pool_id", DEFAULT_POOL) for entry in told])
         except (KeyError, TypeError, ValueError):
             return None  # also what is no dict, as entries that were seen before
+        if self._frames_are_many is None and (stacks := [entry["frames"] for entry in told if entry.get("frames")]):
+            self._frames_are_many = _are_written_anew(stacks)
         times = [entry.get("time_us", 0) for entry in told]
         numbers = (addresses, sizes, streams, times)
         if set(map(type, actions)) != {str} or any(set(map(type, column)) != {int} for column in numbers):
@@ -366,10 +363,6 @@ class _Compaction:
         return list(map(self._pools.__getitem__, keys))
 
 
-def _frames(entry: Any) -> Any:
-    return entry.get("frames") if type(entry) is dict else None
-
-
 def _are_written_anew(stacks: list[Any]) -> bool:
     """Whether these stacks have several dicts for the same frame."""
     dicts = {id(item): item for stack in stacks[:_LOOKED_AT] if type(stack) is list for item in stack}
@@ -378,6 +371,7 @@ def _are_written_anew(stacks: list[Any]) -> bool:
 
 _LOOKED_AT = 100
 _SHORT, _MANY_LISTS = 64, 10_000
+_FRAME_KEYS = itemgetter("name", "filename", "line")
 _ORDINARY = itemgetter("action", "addr", "size", "stream")
 
 
