@@ -3,6 +3,8 @@
 import gzip
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -192,9 +194,23 @@ def test_bars_are_as_wide_as_the_terminal(name, width):
 
 
 def test_a_terminal_that_knows_only_ascii_gets_ascii():
-    text = text_of(pickled(snapshot()), Look(ascii_only=True))
+    named = [{"name": "schöner", "filename": "größe.py", "line": 1}]
+    told = snapshot(segments=[segment(A, [live(MIB, frames=named), block(MIB)])])
+    text = text_of(pickled(told), Look(ascii_only=True))
     assert text.isascii()
     assert "#" in text
+    assert "sch?ner gr??e.py:1" in text
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(pickled(snapshot()))
+    code = "import sys; from allocscope.cli.app import main; sys.exit(main(['inspect', sys.argv[1]]))"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run([sys.executable, "-c", code, path], stdout=write_end, stderr=subprocess.PIPE, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_colours_are_for_terminals_only():

@@ -14,7 +14,7 @@ from typing import Any
 
 from allocscope.allocator.diagnosis import DeviceDiagnosis, Diagnosis, Failure, Finding, Hole, Moment, diagnose
 from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites
-from allocscope.allocator.errors import AllocatorError
+from allocscope.allocator.errors import AllocatorError, SnapshotError
 from allocscope.allocator.headroom import Headroom
 from allocscope.allocator.snapshot import Snapshot, read_snapshot
 from allocscope.cli.inspect_text import NARROWEST, Look, as_text
@@ -32,15 +32,16 @@ def main(arguments: list[str]) -> int:
     collects = gc.isenabled()
     gc.disable()  # a large snapshot is many values and no cycles
     try:
-        return _inspect(asked)
+        snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
+        diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
+        _print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, now=asked.now))
     except AllocatorError as error:
         print(f"allocscope inspect: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"allocscope inspect: {asked.file}: cannot be read ({error.strerror or error})", file=sys.stderr)
+        return 2
     finally:
         if collects:
             gc.enable()
-    return 2
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,14 +57,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _inspect(asked: argparse.Namespace) -> int:
-    snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
-    diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
-    if asked.json:
-        print(json.dumps(as_json(diagnosis, snapshot)))
-    else:
-        print(as_text(diagnosis, snapshot, _look(), now=asked.now))
-    return 0
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(PIECE_BYTES):
+                yield piece
+    except OSError as error:
+        raise SnapshotError(str(path), f"cannot be read ({error.strerror or error})") from error
+
+
+def _text(diagnosis: Diagnosis, snapshot: Snapshot, *, now: bool) -> str:
+    return as_text(diagnosis, snapshot, _look(), now=now)
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _look() -> Look:
@@ -81,12 +92,6 @@ def _bytes(told: str) -> int:
     if (amount := int(told)) < 0:
         raise ValueError(told)
     return amount
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while piece := file.read(PIECE_BYTES):
-            yield piece
 
 
 def as_json(diagnosis: Diagnosis, snapshot: Snapshot) -> dict[str, Any]:

@@ -71,7 +71,9 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, now: bool =
             "\n".join([look.heading("what does not add up"), *lines, *_more(len(diagnosis.findings), FINDINGS)])
         )
     text = "\n\n".join(parts)
-    return text.replace("←", "<-").replace("×", "x").replace("–", "-") if look.ascii_only else text
+    if look.ascii_only:
+        text = text.translate({ord("←"): "<-", ord("×"): "x", ord("…"): "..."}).encode("ascii", "replace").decode()
+    return text
 
 
 def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, *, now: bool) -> str:
