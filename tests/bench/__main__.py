@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.bench import daemon_memory, ingest, simulator, suite, uplink_call
+from tests.bench import daemon_memory, ingest, inspect_snapshot, simulator, suite, uplink_call
 from tests.bench import fresh_setup as setup
 from tests.bench.figures import Figure
 
@@ -35,6 +35,9 @@ BENCHES = {
     ),
     "uplink": Bench("what handing on a sample costs a job's thread", lambda _: uplink_call.figures()),
     "simulator": Bench("the simulator's requests a second, beside a bare dict", lambda _: simulator.figures()),
+    "inspect": Bench(
+        "allocscope inspect of large snapshots, beside bare unpickling", lambda _: inspect_snapshot.figures()
+    ),
     "setup": Bench("./dev setup in a fresh clone, packages downloaded before", lambda _: setup.figures()),
     "tests": Bench("./dev test", lambda _: suite.figures()),
 }
