@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,9 @@ from tests.snapshots.made import (
     TRACE,
     A,
     entry,
+    live,
     pickled,
+    segment,
     snapshot,
     without,
 )
@@ -165,3 +168,22 @@ def test_a_long_history_is_read_whole_however_it_was_written(trace, protocol):
     assert len(read.traces[0]) == 3000
     assert {e.stack.frames for e in read.traces[0] if e.stack} == {tuple(Frame(*f.values()) for f in FRAMES)}
     assert bill_of(read) == BILL
+
+
+@pytest.mark.parametrize("place", ["last in a stack", "in the middle of a stack", "of a block"])
+def test_a_frame_that_comes_again_after_thousands_written_out_is_not_lost(place):
+    """What is written out again and again is emptied while it is read; this one would be missed."""
+    shared = {"name": "shared", "filename": "s.py", "line": 7}
+    anew = [SAME_ENTRY | {"frames": [dict(f) for f in FRAMES]} for _ in range(3000)]
+    first = SAME_ENTRY | {"frames": [dict(FRAMES[0]), shared, dict(FRAMES[1])]}
+    again = [shared, dict(FRAMES[0])] if place == "in the middle of a stack" else [dict(FRAMES[0]), shared]
+    told: dict[str, Any] = {
+        "device_traces": [[*anew, first, SAME_ENTRY | {"frames": [] if place == "of a block" else again}]]
+    }
+    told |= {"segments": [segment(A, [live(MIB)])]}
+    if place == "of a block":
+        told["segments"][0]["blocks"][0]["frames"] = again
+    read = read_snapshot(pickled(told), "x")
+    stack = read.segments[0].blocks[0].stack if place == "of a block" else read.traces[0][-1].stack
+    assert stack is not None
+    assert Frame("shared", "s.py", 7) in stack.frames

@@ -146,6 +146,7 @@ def test_an_out_of_memory_is_judged_by_its_own_moment():
     assert failure.why[0] == (
         "16.00 MiB was free inside the allocator and 3.00 MiB on the device: together 19.00 MiB, enough for 17.00 MiB"
     )
+    assert failure.moment is not None
     assert failure.moment is device.focus
     assert rows(failure.moment.segments) == rows([segment(A, [block(8 * MIB), live(4 * MIB), block(8 * MIB)])])
     assert failure.moment.segments[0].blocks[1].stack is not None

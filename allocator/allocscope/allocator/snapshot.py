@@ -48,6 +48,11 @@ class Stack:
         self._told = told
 
     @property
+    def lacks_frames(self) -> bool:
+        """Whether frames in it are empty."""
+        return {} in self._told
+
+    @property
     def frames(self) -> tuple[Frame, ...]:
         """The frames; what is none is left out."""
         return tuple(
@@ -160,13 +165,19 @@ def read_snapshot(
 
 def _read_pickle(unpacked: Source, name: str, *, tolerant: bool) -> Snapshot:
     """The same of a pickle: the way that takes little memory first, the one that works with every pickle last."""
-
+    compaction = _Compaction(name)
     try:
-        return _snapshot(load_plain(unpacked(), name, on_list=_Compaction(name).on_list), name, tolerant=tolerant)
+        read = _snapshot(load_plain(unpacked(), name, on_list=compaction.on_list), name, tolerant=tolerant)
+        if not (compaction.emptied_frames and _lack_frames(read.segments)):
+            return read
     except NotASnapshotError:
-        # Damaged; or a dict occurs twice that was taken apart when it first did.
-        careful = _Compaction(name, empties=False).on_list
-        return _snapshot(load_plain(unpacked(), name, on_list=careful), name, tolerant=tolerant)
+        pass  # damaged; or a dict occurs twice that was emptied when it first did
+    careful = _Compaction(name, empties=False)
+    return _snapshot(load_plain(unpacked(), name, on_list=careful.on_list), name, tolerant=tolerant)
+
+
+def _lack_frames(segments: Iterable[SnapshotSegment]) -> bool:
+    return any(block.stack.lacks_frames for segment in segments for block in segment.blocks if block.stack)
 
 
 def _snapshot(value: Any, name: str, *, tolerant: bool) -> Snapshot:
@@ -268,6 +279,7 @@ class _Compaction:
         self._frames: dict[tuple[Any, ...], Frame] = {}
         self._frames_are_many: bool | None = None if empties else False
         """Whether each frame is written out wherever it occurs (PyTorch's own pickles have each once); None: not known yet."""
+        self.emptied_frames = False
         self._pools: dict[tuple[Any, ...], tuple[int, int]] = {DEFAULT_POOL: DEFAULT_POOL}
         self._seen: dict[int, int] = {}
 
@@ -284,6 +296,7 @@ class _Compaction:
             convert = self._entries
         elif self._frames_are_many and "filename" in last:
             convert = self._frames_of
+            self.emptied_frames = True
         else:
             return 0
         start = self._seen_of(items)
@@ -353,6 +366,8 @@ class _Compaction:
         frames = [entry.get("frames") for entry in told]
         if not set(map(type, frames)) <= {list, type(None)}:
             return None
+        if self.emptied_frames and any(stack and type(stack[-1]) is dict and {} in stack for stack in frames):
+            raise NotASnapshotError(self._name, "has a frame in several places")
         columns = zip(actions, addresses, sizes, streams, times, pools, frees, frames, strict=True)
         return list(map(_new_entry, columns))
 
