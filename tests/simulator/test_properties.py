@@ -3,6 +3,7 @@
 from hypothesis import given, settings
 
 from allocscope.allocator.bill import lines_from_map
+from allocscope.allocator.simulator.history import read_history
 from allocscope.model import BlockMap, condense
 from tests.simulator.programs import MIB, THOROUGHLY, check_blocks, programs, run, stats_of_blocks, step
 
@@ -94,3 +95,19 @@ def test_reset_figures_begin_anew(program):
             assert figure == before[key.replace(".peak", ".current")]
         else:
             assert figure == 0
+
+
+@given(programs(longest=200))
+@settings(max_examples=60 * THOROUGHLY, deadline=None, derandomize=True)
+def test_what_a_program_asked_is_read_off_its_history(program):
+    """Not always for certain, hence the same programs each time: a free that completes at once may have waited for a flush."""
+    allocator = program.allocator(trace=True)
+    run(allocator, program.requests)
+    found = read_history(
+        allocator.trace,
+        allocator.settings,
+        device_total_bytes=allocator.device.total_bytes,
+        other_used=lambda _: 7 * MIB,
+        version=program.version,
+    )
+    assert found.exact

@@ -8,6 +8,7 @@ history is held against the recorded one: where they are the same, what it says 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
-from allocscope.allocator.settings import AllocatorSettings
+from allocscope.allocator.settings import SMALL_MAX_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 from allocscope.allocator.simulator.beginning import beginning_of
 from allocscope.allocator.simulator.blocks import AWAITING, FREE, LIVE, STATES
 from allocscope.allocator.simulator.device import Addresses, Device, LowestGap
@@ -26,6 +27,7 @@ from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
 
 _RELEASES = ("segment_free", "segment_unmap")
 _KNOWN = frozenset((*_RELEASES, "segment_alloc", "segment_map", "alloc", "free_requested", "free_completed", "oom"))
+_LOOK_AHEAD = 100
 _VERSIONS = (NEWEST, "2.12.1", "2.11.0")
 
 
@@ -174,19 +176,29 @@ class _ToldAddresses:
 
     def __init__(self, start: int) -> None:
         self.next: list[int] = []
+        """Where the next ranges may begin; the first that is nobody's is taken."""
+        self._taken: dict[int, int] = {}
         self._others = LowestGap(start)
 
     def take(self, size: int) -> int:
         """The next one told."""
-        return self.next.pop(0) if self.next else self._others.take(size)
+        for at, address in enumerate(self.next):
+            if not any(start <= address < end for start, end in self._taken.items()):
+                del self.next[at]
+                break
+        else:
+            address = self._others.take(size)
+        self._taken[address] = address + size
+        return address
 
     def give_back(self, address: int, size: int) -> None:
-        """Nothing: what comes next is told."""
+        """Nobody has that range any more."""
+        self._taken.pop(address, None)
 
     def copy(self) -> _ToldAddresses:
         """The same, to go on apart."""
         other = _ToldAddresses(0)
-        other.next, other._others = self.next.copy(), self._others.copy()
+        other.next, other._taken, other._others = self.next.copy(), self._taken.copy(), self._others.copy()
         return other
 
 
@@ -209,14 +221,17 @@ class _Reading:
         self._mallocs = 0
         self._failed_at: int | None = None
         self._entry: TraceEntry | None = None
+        self._index = 0
+        self._maps: _Maps = {}
 
     def read(self, trace: Sequence[TraceEntry], before: Sequence[Mapping[str, Any]]) -> History:
         """From how it stood before the first entry on."""
         known = [entry for entry in trace if entry.action in _KNOWN]
+        self._maps = _maps(known)
         if before:
             self._begin(before, known[0].time_us if known else 0)
         try:
-            for entry, following in zip_longest(known, known[1:]):
+            for self._index, (entry, following) in enumerate(zip_longest(known, known[1:])):
                 self._take(entry, following)
             self._released_by_program()
         except (UndefinedStateError, KeyError, IndexError):
@@ -271,11 +286,11 @@ class _Reading:
         self._mallocs += 1
         self._entry = entry
         malloc = Asked("malloc", entry.time_us, self._mallocs, entry.size, entry.stream, entry.pool_id)
-        if self._released():
+        if self._released() or (self._completed() and self._missed()):
             self._explain(malloc)
         else:
             self._streams_done(self._completed())
-        self._tell_addresses(self._simulator)
+        self._tell_addresses(self._simulator, malloc)
         if entry.action == "alloc":
             self._keys[entry.address] = self._mallocs
         else:
@@ -301,19 +316,25 @@ class _Reading:
         asking.addresses = self._asking.addresses.copy()
         for entry in done:
             asking.ask(self._done(entry))
-        self._tell_addresses(copy)
+        self._tell_addresses(copy, malloc)
         with suppress(OutOfMemoryError):
             asking.ask(malloc)
-        told = [entry for entry in copy.trace if entry.action not in ("alloc", "oom")]
-        return _together(told) == _together(self._since)
+        outcome = [] if self._entry is None else [self._entry]
+        return _together(copy.trace) == _together([*self._since, *outcome])
 
-    def _tell_addresses(self, simulator: Simulator) -> None:
-        """Where the segments lie that the next allocation will get."""
+    def _tell_addresses(self, simulator: Simulator, malloc: Asked) -> None:
+        """Where the segments lie that the next allocation will get.
+
+        A new expandable segment begins where memory is first mapped for its stream and pool, now or later.
+        """
         segments, reservations = simulator.device.segments, simulator.device.reservations
         if isinstance(segments, _ToldAddresses):
             segments.next = [entry.address for entry in self._since if entry.action == "segment_alloc"]
         if isinstance(reservations, _ToldAddresses):
-            reservations.next = [entry.address for entry in self._since if entry.action == "segment_map"][:1]
+            small = simulator.settings.round(malloc.size) <= SMALL_MAX_BYTES
+            positions, addresses = self._maps.get((malloc.stream, malloc.pool_id, small), ((), ()))
+            at = bisect_left(positions, self._index - len(self._since))
+            reservations.next = list(addresses[at : at + _LOOK_AHEAD])
 
     def _other_used_then(self, time_us: int) -> int:
         """What others used, as far as the history does not show otherwise: what an allocation got at once was there."""
@@ -338,6 +359,11 @@ class _Reading:
     def _completed(self) -> list[TraceEntry]:
         return [entry for entry in self._since if entry.action == "free_completed"]
 
+    def _missed(self) -> bool:
+        """Whether no free block served the allocation, which may have flushed then, and waited for what waited."""
+        failed = self._entry is not None and self._entry.action == "oom"
+        return failed or any(entry.action in ("segment_alloc", "segment_map") for entry in self._since)
+
     def _released(self) -> list[TraceEntry]:
         return [entry for entry in self._since if entry.action in _RELEASES]
 
@@ -350,23 +376,39 @@ class _Reading:
             del self._waiting[entry.address]
 
     def _released_by_program(self) -> None:
-        """Segments were given back, and not by an allocation."""
+        """Segments were given back, or frees completed, and not by an allocation."""
         released = self._released()
-        if not released:
+        if not released and not self._completed():
             return
+        time_us = self._since[0].time_us
         for entry in self._completed():
             del self._waiting[entry.address]  # it was waited for
         self._since = [entry for entry in self._since if entry.action not in (*_RELEASES, "free_completed")]
         for pool_id in dict.fromkeys(entry.pool_id for entry in released):
             if pool_id != DEFAULT_POOL:
-                self._ask(Asked("end_pool", released[0].time_us, 0, 0, 0, pool_id))
-        if any(entry.pool_id == DEFAULT_POOL for entry in released):
-            self._ask(Asked("empty_cache", released[0].time_us, 0, 0, 0, DEFAULT_POOL))
+                self._ask(Asked("end_pool", time_us, 0, 0, 0, pool_id))
+        if not released or any(entry.pool_id == DEFAULT_POOL for entry in released):
+            self._ask(Asked("empty_cache", time_us, 0, 0, 0, DEFAULT_POOL))
 
     def _ask(self, asked: Asked) -> None:
         self._asked.append(asked)
         with suppress(OutOfMemoryError):  # as it was recorded, or the histories will differ
             self._asking.ask(asked)
+
+
+_Maps = dict[tuple[int, tuple[int, int], bool], tuple[list[int], list[int]]]
+"""By stream, private pool and small or not: which entries map memory, and where."""
+
+
+def _maps(known: Sequence[TraceEntry]) -> _Maps:
+    found: _Maps = {}
+    for position, entry in enumerate(known):
+        if entry.action == "segment_map":
+            key = (entry.stream, entry.pool_id, entry.size == SMALL_SEGMENT_BYTES)
+            positions, addresses = found.setdefault(key, ([], []))
+            positions.append(position)
+            addresses.append(entry.address)
+    return found
 
 
 def _live(block: Mapping[str, Any]) -> Mapping[str, Any]:
