@@ -176,19 +176,21 @@ class _ToldAddresses:
 
     def __init__(self, start: int) -> None:
         self.next: list[int] = []
-        """Where the next ranges may begin; the first that is nobody's is taken."""
-        self._taken: dict[int, int] = {}
+        """Where the next range may begin; the first that is not in one of the same owner is taken."""
+        self.owner: object = None
+        self._taken: dict[int, tuple[int, object]] = {}
         self._others = LowestGap(start)
 
     def take(self, size: int) -> int:
         """The next one told."""
+        own = [(start, end) for start, (end, owner) in self._taken.items() if owner == self.owner]
         for at, address in enumerate(self.next):
-            if not any(start <= address < end for start, end in self._taken.items()):
+            if not any(start <= address < end for start, end in own):
                 del self.next[at]
                 break
         else:
             address = self._others.take(size)
-        self._taken[address] = address + size
+        self._taken[address] = (address + size, self.owner)
         return address
 
     def give_back(self, address: int, size: int) -> None:
@@ -198,7 +200,8 @@ class _ToldAddresses:
     def copy(self) -> _ToldAddresses:
         """The same, to go on apart."""
         other = _ToldAddresses(0)
-        other.next, other._taken, other._others = self.next.copy(), self._taken.copy(), self._others.copy()
+        other.next, other.owner, other._taken = self.next.copy(), self.owner, self._taken.copy()
+        other._others = self._others.copy()
         return other
 
 
@@ -332,7 +335,8 @@ class _Reading:
             segments.next = [entry.address for entry in self._since if entry.action == "segment_alloc"]
         if isinstance(reservations, _ToldAddresses):
             small = simulator.settings.round(malloc.size) <= SMALL_MAX_BYTES
-            positions, addresses = self._maps.get((malloc.stream, malloc.pool_id, small), ((), ()))
+            reservations.owner = key = (malloc.stream, malloc.pool_id, small)
+            positions, addresses = self._maps.get(key, ((), ()))
             at = bisect_left(positions, self._index - len(self._since))
             reservations.next = list(addresses[at : at + _LOOK_AHEAD])
 
