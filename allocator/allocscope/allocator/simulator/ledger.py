@@ -130,6 +130,10 @@ class Ledger:
             yield everything
             yield small if tally is self.small else large
 
+    def reserved_in(self, pool_id: PoolId) -> int:
+        """What a private pool has reserved, bytes."""
+        return self.private[pool_id][0].current if pool_id in self.private else 0
+
     def mark_active(self, tally: Tally) -> None:
         """An allocation was made while something waited: active may be at its most."""
         tally.mark_active()

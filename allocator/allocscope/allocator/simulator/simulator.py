@@ -8,24 +8,22 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
+from allocscope.allocator.errors import OutOfMemoryError
 from allocscope.allocator.settings import SMALL_MAX_BYTES, AllocatorSettings
-from allocscope.allocator.simulator import oom_text
-from allocscope.allocator.simulator.blocks import AWAITING, FREE, LIVE, UNMAPPED, Block, FreeSet, PoolId, PrivatePool
+from allocscope.allocator.simulator.blocks import AWAITING, FREE, LIVE, UNMAPPED, Block, FreeSet, PoolId
 from allocscope.allocator.simulator.device import Device
 from allocscope.allocator.simulator.driver import Driver, no_limit
 from allocscope.allocator.simulator.fit import best_fit
-from allocscope.allocator.simulator.giving_back import collect_garbage, release_oversize
 from allocscope.allocator.simulator.ledger import Ledger, pool_id_of
 from allocscope.allocator.simulator.pools import Pools
 from allocscope.allocator.simulator.rules import NEWEST, Order, rules_of
 from allocscope.allocator.simulator.snapshots import segments_of
+from allocscope.allocator.simulator.supply import Supply
 from allocscope.allocator.simulator.twins import Twins
 from allocscope.allocator.simulator.waiting import Waiting
 from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
 from allocscope.allocator.ways import Way
 
-MOST_BYTES = 1 << 60
 UNKNOWN_STREAM = -1
 """Whom an adopted block waits for; nobody says that it is ready."""
 
@@ -34,15 +32,11 @@ Piece = tuple[int, int, int]
 
 _turn = attrgetter("counter", "address")
 _VALUES = (
-    "_allowed",
     "_collecting",
     "_limit",
     "_order_is_block",
     "_picky",
     "_plain",
-    "_rules",
-    "_way",
-    "device_index",
     "settings",
     "version",
 )
@@ -56,9 +50,20 @@ class Simulator:
     (graph_capture_record_stream_reuse), allocation at a given address, checkpoints of graph pools.
     """
 
-    __slots__ = (*_VALUES, "_driver", "_ledger", "_live", "_pools", "_routes", "_spare", "_uses", "_waiting", "device")
+    __slots__ = (
+        *_VALUES,
+        "_driver",
+        "_ledger",
+        "_live",
+        "_pools",
+        "_routes",
+        "_spare",
+        "_supply",
+        "_uses",
+        "_waiting",
+        "device",
+    )
 
-    _allowed: int | None
     _collecting: bool
     _limit: int
     _picky: bool
@@ -78,21 +83,21 @@ class Simulator:
 
         ValueError: `version` is no version of PyTorch.
         """
-        self.settings, self.device, self.version, self.device_index = settings, device, version, device_index
-        self._rules = rules_of(version)
-        self._order_is_block = self._rules.order is Order.BLOCK
+        rules = rules_of(version)
         limit = settings.max_split_bytes
-        self._ledger = Ledger(self._rules, max_split_size=-1 if limit is None else limit, trace=trace)
-        self._driver = Driver(device, self._ledger, settings)
-        self._pools = Pools(self._ledger, self._rules, settings)
-        self._routes = self._pools.routes
-        self._waiting = Waiting(self._ledger, self._complete)
+        self.settings, self.device, self.version = settings, device, version
+        self._ledger = ledger = Ledger(rules, max_split_size=-1 if limit is None else limit, trace=trace)
+        self._driver = Driver(device, ledger, settings)
+        self._pools = pools = Pools(ledger, rules, settings)
+        self._routes = pools.routes
+        self._waiting = Waiting(ledger, self._complete)
+        self._supply = Supply(device, self._driver, ledger, pools, self._waiting, settings, device_index)
+        self._order_is_block = rules.order is Order.BLOCK
         self._live: dict[int, Block] = {}
         self._uses: dict[int, dict[int, None]] = {}
         """By a live block's address, the other streams that use it."""
         self._spare: list[Block] = []
         """Blocks that were merged away, to be used again: making new ones takes long."""
-        self._way = Way.CACHE
         self.set_memory_fraction(settings.memory_fraction if memory_fraction is None else memory_fraction)
 
     # what a program asks for
@@ -283,7 +288,7 @@ class Simulator:
 
     def empty_cache(self) -> None:
         """torch.cuda.empty_cache() on this device."""
-        self._release_cached()
+        self._supply.release_cached()
 
     # when other streams are done
 
@@ -317,28 +322,28 @@ class Simulator:
 
     def set_allowed(self, allowed_bytes: int | None) -> None:
         """How many bytes may be reserved; None: no such limit."""
-        self._allowed = allowed_bytes
-        self._settle()
+        self._settle(allowed_bytes)
 
     @property
     def allowed_bytes(self) -> int | None:
         """What a memory fraction lets be reserved; None: no such limit."""
-        return self._allowed
+        return self._supply.allowed
 
     def change_settings(self, settings: AllocatorSettings) -> None:
         """From now on these; memory_stats()' max_split_size and the memory fraction's limit stay as they were."""
         self.settings = self._driver.settings = settings
         self._driver.limit = no_limit(settings)
-        self._settle()
+        self._settle(self.allowed_bytes)
 
-    def _settle(self) -> None:
+    def _settle(self, allowed_bytes: int | None) -> None:
         """What follows from the settings, so that `malloc` need not ask them."""
         settings = self.settings
+        self._supply.settle(settings, allowed_bytes)
+        self._pools.settle(settings)
         self._plain = settings.rounds_plainly
-        self._collecting = settings.gc_threshold > 0 and self._allowed is not None
+        self._collecting = self._supply.collecting
         self._limit = self._driver.limit
         self._picky = not settings.expandable and self._driver.expandable_segments > 0
-        self._pools.settle(settings)
 
     # private pools
 
@@ -361,7 +366,7 @@ class Simulator:
         """
         self._pools.release(pool_id)
         if empty:
-            self._release_cached(pool_id)
+            self._supply.release_cached(pool_id)
 
     def malloc_in(self, pool_id: PoolId, request_bytes: int, stream: int = 0) -> int:
         """`malloc` from a private pool, which is made where there is none yet; from everybody's where it is (0, 0)."""
@@ -411,7 +416,7 @@ class Simulator:
             if block.state == AWAITING:
                 self.record_stream(block.address, UNKNOWN_STREAM)
                 self.free(block.address)
-        self._settle()
+        self._settle(self.allowed_bytes)
 
     def forget_past(self) -> None:
         """What was adopted is where the figures and the history begin."""
@@ -422,71 +427,10 @@ class Simulator:
     # a request that the plain way does not serve
 
     def _malloc_slowly(self, free_set: FreeSet, size: int, request_bytes: int) -> int:
-        block = self._search(free_set, size)
+        block = self._supply.find(free_set, size)
         if block is None:
-            free_set, block = self._get(free_set, size, request_bytes)
+            free_set, block = self._supply.get(free_set, size, request_bytes)
         return self._hand_out(free_set, block, size, request_bytes)
-
-    def _search(self, free_set: FreeSet, size: int) -> Block | None:
-        """The best fit, out of its set."""
-        if self._collecting:
-            free_set.pool.searches += 1
-        block = best_fit(free_set, size, self.settings)
-        if block is not None:
-            free_set.remove(block)
-        return block
-
-    def _get(self, free_set: FreeSet, size: int, request_bytes: int) -> tuple[FreeSet, Block]:
-        """New memory for a request, with all that the allocator tries (ALLOCATOR.md 2.4)."""
-        if size >= MOST_BYTES:
-            text = f"CUDA out of memory. Tried to allocate more than 1EB memory. Requested size: {size}"
-            raise OutOfMemoryError(text, requested_bytes=request_bytes, segment_bytes=size)
-        if self._collecting:
-            threshold = int(self.settings.gc_threshold * (self._allowed or 0))
-            collect_garbage(self._driver, self._pools.large, self.reserved_bytes - threshold)
-        segment_bytes = self.settings.segment_bytes(size)
-        self._way = Way.DEVICE
-        block = self._new_memory(free_set, size, segment_bytes, request_bytes)
-        if block is None and (found := self._from_overflow_pools(free_set, size)) is not None:
-            self._way = Way.CACHE
-            return found
-        self._way = Way.DEVICE if block is not None else Way.AFTER_RELEASE
-        limit = self.settings.max_split_bytes
-        if block is None and limit is not None and release_oversize(self._driver, free_set, size, limit):
-            block = self._new_memory(free_set, size, segment_bytes, request_bytes)
-        if block is None and not self._pools.captures:
-            self._release_cached()
-            self._ledger.num_alloc_retries += 1
-            block = self._new_memory(free_set, size, segment_bytes, request_bytes)
-        if block is None:
-            raise self._out_of_memory(free_set, size, segment_bytes, request_bytes)
-        return free_set, block
-
-    def _new_memory(self, free_set: FreeSet, size: int, segment_bytes: int, request_bytes: int) -> Block | None:
-        """From the driver, if a memory fraction allows (ALLOCATOR.md 2.6)."""
-        settings, reserved = self.settings, self.reserved_bytes
-        if self._allowed is not None and reserved + segment_bytes > self._allowed:
-            return None
-        if settings.throw_on_oom and reserved + segment_bytes > settings.memory_fraction * self.device.total_bytes:
-            self._ledger.num_oom_rejections += 1
-            text = oom_text.rejected(request_bytes)
-            raise OutOfMemoryError(text, requested_bytes=request_bytes, segment_bytes=segment_bytes, rejected=True)
-        if settings.expandable:
-            return self._driver.grow(free_set, size)
-        return self._driver.get_segment(free_set, segment_bytes)
-
-    def _from_overflow_pools(self, free_set: FreeSet, size: int) -> tuple[FreeSet, Block] | None:
-        """From a MemPool(use_on_oom=True), unless the request is routed to a private pool already."""
-        if free_set.pool.owner is not None:
-            return None
-        for private in self._pools.private.values():
-            if private.use_on_oom:
-                pool = private.small if free_set.pool.small else private.large
-                overflow = self._pools.free_set(pool, free_set.stream)
-                block = self._search(overflow, size)
-                if block is not None:
-                    return overflow, block
-        return None
 
     def _hand_out(self, free_set: FreeSet, block: Block, size: int, request_bytes: int) -> int:
         """Give a block that is in no set to the program, split where the rules say so (ALLOCATOR.md 2.9)."""
@@ -536,53 +480,6 @@ class Simulator:
             ledger.oversize_allocations.add(1)
         ledger.note("alloc", block.address, block.requested, free_set.stream, pool_id_of(free_set.pool.owner))
 
-    # what is given back
-
-    def _release_cached(self, pool_id: PoolId | None = None) -> None:
-        """Give back all that is whole and free; of one private pool only, where one is given (ALLOCATOR.md 2.7)."""
-        pools, driver = self._pools, self._driver
-        if pool_id is None and not pools.captures:
-            self._waiting.finish_all()
-            driver.release_all(pools.large)
-            driver.release_all(pools.small)
-        for private in list(pools.freeable.values()):
-            if pool_id is not None:
-                if private.pool_id != pool_id:
-                    continue
-                self._waiting.finish_all(private)
-            driver.release_all(private.small)
-            driver.release_all(private.large)
-            if private.segment_count == 0:
-                self._drop(private)
-
-    def _drop(self, private: PrivatePool) -> None:
-        """A private pool that PyTorch takes for empty goes."""
-        if any(b.state != UNMAPPED and b.segment.free_set.pool.owner is private for b in self._blocks()):
-            raise UndefinedStateError(
-                f"private pool {private.pool_id} counts no segment any more, and has memory: PyTorch frees it under its"
-                " blocks (expandable segments with a private pool)"
-            )
-        self._pools.drop(private.pool_id)
-
-    def _out_of_memory(self, free_set: FreeSet, size: int, segment_bytes: int, request_bytes: int) -> OutOfMemoryError:
-        device, ledger = self.device, self._ledger
-        free, outside = device.free_bytes, device.outside_bytes
-        ledger.note_oom(free, size, free_set.stream, pool_id_of(free_set.pool.owner))
-        shortage = oom_text.Shortage(
-            device_index=self.device_index,
-            segment_bytes=segment_bytes,
-            total_bytes=device.total_bytes,
-            free_bytes=free,
-            process_bytes=None if outside is None else device.used_bytes + outside,
-            allowed_bytes=self._allowed,
-            allocated_bytes=ledger.bytes,
-            reserved_bytes=ledger.reserved.current,
-            private_free_bytes=sum(b.size for pool in self._pools.all_private() for b in pool.in_order()),
-        )
-        hint = self._rules.hints_when_expandable or not self.settings.expandable
-        text = oom_text.out_of_memory(shortage, hint=hint, documentation=self._rules.documentation)
-        return OutOfMemoryError(text, requested_bytes=request_bytes, segment_bytes=segment_bytes)
-
     # what is told
 
     @property
@@ -613,7 +510,7 @@ class Simulator:
 
     def segments(self) -> list[dict[str, Any]]:
         """What torch.cuda.memory_snapshot() tells, without frames: by address; of an expandable segment each mapped range."""
-        return segments_of(self._blocks(), self.device_index)
+        return segments_of(self._blocks(), self._supply.device_index)
 
     def free_set(self, *, small: bool, stream: int = 0) -> FreeSet:
         """The free blocks that requests of that size and stream would be served from now; to be looked at only."""
@@ -638,12 +535,12 @@ class Simulator:
 
     def try_malloc(self, request_bytes: int, stream: int = 0) -> Way:
         """Allocate, and tell the way; what a failed request changes (cached segments given back) stays changed."""
-        self._way = Way.CACHE
+        self._supply.way = Way.CACHE
         try:
             self.malloc(request_bytes, stream)
         except OutOfMemoryError:
             return Way.NONE
-        return self._way
+        return self._supply.way
 
     def copy(self, *, trace: bool = False) -> Simulator:
         """The same, to go on apart, its history empty; takes about a microsecond a block."""
@@ -658,6 +555,7 @@ class Simulator:
         other._routes = other._pools.routes
         twins.tie(self._blocks())
         other._waiting = self._waiting.copy(ledger, other._complete, twins)
+        other._supply = self._supply.copy(other.device, other._driver, ledger, other._pools, other._waiting)
         other._live = {address: twins[block] for address, block in self._live.items()}
         other._uses = {address: streams.copy() for address, streams in self._uses.items()}
         other._spare = []
