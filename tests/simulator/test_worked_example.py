@@ -61,6 +61,7 @@ STEPS = [line.split() for line in DEFAULT.strip().splitlines()]
 
 def test_the_default_configuration_step_by_step():
     program = Program()
+    stats: dict[str, int] = {}
     for what, *figures in STEPS:
         stats = program.do(what)
         assert [stats[column] for column in COLUMNS] == [int(figure) for figure in figures], what
