@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from allocscope.alerts.watch import JUDGE_EVERY_US
 from allocscope.cli.demo.fleet import Fleet, FleetError, Player
 from allocscope.cli.demo.verdict import Critical, Verdict, is_increasing, standing_at, usual_rule_at
 from allocscope.model import AllocatorRef, Sample
@@ -188,9 +189,11 @@ class Run:
             time.sleep(LOOK_EVERY_S)
 
     def _judged(self, repository: Repository, job: str) -> bool:
-        """Whether the forecast has come to a job's last sample."""
+        """Whether the forecast has come to the second of a job's last sample."""
         forecasts = repository.forecasts(job=job).items
-        return bool(forecasts) and all(f.forecast.time_us >= _last_time_us(repository, f.allocator) for f in forecasts)
+        return bool(forecasts) and all(
+            f.forecast.time_us + JUDGE_EVERY_US > _last_time_us(repository, f.allocator) for f in forecasts
+        )
 
     def _judge(self, repository: Repository, ended: Mapping[str, Mapping[str, Any]], began: float) -> Result:
         verdicts, stored, right = [], 0, True
