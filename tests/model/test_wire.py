@@ -167,6 +167,23 @@ def test_a_map_whose_lines_do_not_add_up_is_refused() -> None:
         wire.block_map_from_wire(message)
 
 
+def test_a_map_whose_live_blocks_do_not_add_up_is_refused() -> None:
+    """A bill made of it would have a line below zero, and cost all devices of the node theirs."""
+    known = replace(GROUP, requested_bytes=0, rounding_bytes=50)
+    for lie in ({"requested_bytes": 1}, {"rounding_bytes": 49}, {"requested_bytes": 51, "rounding_bytes": None}):
+        message = wire.block_map_to_wire(REF, BlockMap(1, 1, (replace(known, **lie),)))
+        with pytest.raises(wire.WireError, match="live blocks have 50 bytes"):
+            wire.block_map_from_wire(message)
+
+
+@pytest.mark.parametrize("name", ["time_us", "call_us"])
+def test_a_map_with_a_figure_that_no_database_keeps_is_refused(name: str) -> None:
+    message = wire.block_map_to_wire(REF, BlockMap(1, 1, (), 1))
+    setattr(message, name, 2**63)
+    with pytest.raises(wire.WireError, match=f"BlockMap.{name} holds 9223372036854775808"):
+        wire.block_map_from_wire(message)
+
+
 def test_a_pool_that_there_is_not_is_refused() -> None:
     message = block_map_pb2.BlockMap(
         allocator=identity_pb2.AllocatorRef(process_id="p", device_uuid="d"),

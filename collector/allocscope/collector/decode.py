@@ -47,7 +47,6 @@ def decode(
 
     def block_map(claim: block_map_pb2.BlockMap) -> tuple[AllocatorRef, BlockMap]:
         _known(claim.allocator.process_id, described)
-        _in_range("time_us", claim.time_us)
         return wire.block_map_from_wire(claim)
 
     def event(claim: event_pb2.Event) -> Event:
@@ -113,8 +112,3 @@ def _known(process_id: str, described: set[str]) -> None:
             "unknown_process",
             f"process {process_id[:40]!r} is not described in its batch, or its description was refused",
         )
-
-
-def _in_range(name: str, value: int) -> None:
-    if value > LARGEST_STORED:
-        raise WireError("out_of_range", f"{name} is {value}, beyond 2^63-1")

@@ -169,12 +169,7 @@ def block_map_from_wire(
             f"a block map of process {ref.process_id} is numbered {message.sequence}",
         )
     groups = tuple(_group_from_wire(group) for group in message.groups)
-    return ref, BlockMap(
-        message.sequence,
-        message.time_us,
-        groups,
-        message.call_us if message.HasField("call_us") else None,
-    )
+    return ref, BlockMap(**{**_present(message, BlockMap), "groups": groups})
 
 
 _POOL_TO_WIRE = {
@@ -225,6 +220,13 @@ def _group_from_wire(message: block_map_pb2.BlockGroup) -> BlockGroup:
         raise WireError(
             "does_not_add_up",
             f"a block group's lines come to {parts} bytes, its segments to {group.reserved_bytes}",
+        )
+    live = (group.requested_bytes or 0) + (group.rounding_bytes or 0)
+    known = group.requested_bytes is not None and group.rounding_bytes is not None
+    if live > group.allocated_bytes or (known and live < group.allocated_bytes):
+        raise WireError(
+            "does_not_add_up",
+            f"a block group's live blocks have {group.allocated_bytes} bytes, as asked for and rounded {live}",
         )
     return group
 
