@@ -45,10 +45,16 @@ def block_map(count: int = 1, classes: int = 0, reserved: int = GIB) -> BlockMap
     ],
 )
 def test_a_hello_that_cannot_be(lie, reason):
-    claims.check_process(PROCESS)
+    claims.check_process(PROCESS, 100)
     with pytest.raises(WireError) as caught:
-        claims.check_process(replace(PROCESS, **lie))
+        claims.check_process(replace(PROCESS, **lie), 100)
     assert caught.value.reason == reason
+
+
+def test_a_hello_is_small_whatever_a_newer_version_says_in_it():
+    claims.check_process(PROCESS, 12288)
+    with pytest.raises(WireError, match=r"a hello of 12289 bytes \(at most 12288\)"):
+        claims.check_process(PROCESS, 12289)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,16 @@ def test_the_number_of_processes_is_bounded(monkeypatch):
     assert (caught.value.reason, len(node)) == ("too_many_processes", 1)
 
 
+def test_the_number_of_allocators_is_bounded(monkeypatch):
+    monkeypatch.setattr(node_module, "MOST_ALLOCATORS", 2)
+    node = Node()
+    attach(node)
+    attach(node, replace(PROCESS, devices=(Device("GPU-1", 0), Device("GPU-2", 1))))
+    with pytest.raises(WireError) as caught:
+        attach(node, replace(PROCESS, process_id="b" * 32))
+    assert (caught.value.reason, len(node)) == ("too_many_allocators", 1)
+
+
 @pytest.mark.parametrize(
     ("stopped", "alive", "stays_s"),
     [

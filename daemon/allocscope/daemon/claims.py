@@ -21,6 +21,8 @@ MOST_GROUPS = 4096
 MOST_SIZE_CLASSES = 512
 LONGEST_NAME = 256
 LONGEST_CONF = 4096
+LARGEST_HELLO_BYTES = 12 << 10
+"""On the wire, with what only a newer version knows: every batch describes every process, and must fit into one message."""
 LONGEST_MESSAGE = 16384
 LARGEST_WORLD = 1 << 22
 LARGEST_DEVICE_BYTES = 1 << 46
@@ -44,8 +46,10 @@ RESERVED = ("allocated_bytes", "active_bytes", "inactive_split_bytes", "private_
 """Columns that cannot be more than what is reserved."""
 
 
-def check_process(process: Process) -> None:
-    """A hello."""
+def check_process(process: Process, size_bytes: int) -> None:
+    """A hello, and how large it came."""
+    if size_bytes > LARGEST_HELLO_BYTES:
+        raise WireError("too_long", f"a hello of {size_bytes} bytes (at most {LARGEST_HELLO_BYTES})")
     if len(process.process_id) != 32 or set(process.process_id) - set("0123456789abcdef"):
         raise WireError("process_id", f"a process id is 32 hex digits, not {process.process_id[:64]!r}")
     named = {

@@ -14,6 +14,8 @@ from allocscope.model.wire import WireError
 from allocscope.proto.v1 import identity_pb2
 
 MOST_PROCESSES = 512
+MOST_ALLOCATORS = 2048
+"""Of all processes; each has its lines in every bill, and every bill must fit into one message."""
 
 
 @dataclass(slots=True)
@@ -78,10 +80,9 @@ class Node:
 
     def attach(self, process: Process, message: identity_pb2.Process, stream: object, now_s: float) -> Attached:
         """A hello on a stream, first or further; WireError: it cannot be who it says."""
+        self._check_room(process)
         found = self._attached.get(process.process_id)
         if found is None:
-            if len(self._attached) >= MOST_PROCESSES:
-                raise WireError("too_many_processes", f"{MOST_PROCESSES} processes report on this node already")
             found = self._attached[process.process_id] = Attached(process, message, stream, now_s)
         elif (found.process.pid, found.process.started_us) != (process.pid, process.started_us):
             raise WireError(
@@ -91,6 +92,13 @@ class Node:
         found.stream, found.news_s = stream, now_s
         found.introduce(process, message)
         return found
+
+    def _check_room(self, process: Process) -> None:
+        others = [attached for attached in self if attached.process.process_id != process.process_id]
+        if len(others) >= MOST_PROCESSES:
+            raise WireError("too_many_processes", f"{MOST_PROCESSES} processes report on this node already")
+        if sum(len(attached.allocators) for attached in others) + len(process.devices) > MOST_ALLOCATORS:
+            raise WireError("too_many_allocators", f"more than {MOST_ALLOCATORS} allocators on this node")
 
     def detach(self, stream: object, now_s: float) -> None:
         """A stream ended."""

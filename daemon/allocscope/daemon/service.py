@@ -28,6 +28,8 @@ from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceServicer
 log = structlog.get_logger()
 
 MOST_STREAMS = 1024
+HELLO_WITHIN_S = 10.0
+"""A stream that does not say whose it is, or may not be, gives its place to others."""
 LAST_ACKNOWLEDGEMENT_S = 3.0
 """How long a stream that its process ended is kept for what is still to be acknowledged."""
 
@@ -65,26 +67,31 @@ class ProbeService(ProbeServiceServicer):
                 if response := stream.take():
                     yield response
                 if reader.done() and deadline is None:
-                    if not await reader:
-                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a message that cannot be read")
+                    if wrong := await reader:
+                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
                     deadline = time.monotonic() + LAST_ACKNOWLEDGEMENT_S
         finally:
             reader.cancel()
             self._node.detach(stream, time.monotonic())
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> bool:
-        """Until the process has no more to say; False: what it said cannot be read."""
+    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> str | None:
+        """Until the process has no more to say; a text: what it did wrong, so that its stream cannot go on."""
         try:
-            async for request in requests:
-                self._take(stream, request)
-                await self._intake.wait_for_room()
+            async with asyncio.timeout(HELLO_WITHIN_S) as patience:
+                async for request in requests:
+                    self._take(stream, request)
+                    if stream.attached:
+                        patience.reschedule(None)
+                    await self._intake.wait_for_room()
+        except TimeoutError:
+            return f"no hello that could be taken within {HELLO_WITHIN_S:g} s"
         except Exception as error:  # noqa: BLE001 (of what cannot be read, gRPC raises what it likes)
             log.warning("a stream broke", error=repr(error))
-            return False
+            return "a message that cannot be read"
         finally:
             stream.woken.set()
             self._intake.hasten()
-        return True
+        return None
 
     def _take(self, stream: Stream, request: AttachRequest) -> None:
         which = request.WhichOneof("message")
@@ -107,7 +114,7 @@ class ProbeService(ProbeServiceServicer):
 
     def _greet(self, stream: Stream, message: identity_pb2.Process) -> None:
         process = wire.process_from_wire(message)
-        claims.check_process(process)
+        claims.check_process(process, message.ByteSize())
         if stream.attached and stream.attached.process.process_id != process.process_id:
             raise WireError("foreign_process", f"a stream is one process's, {stream.attached.process.process_id}")
         is_new = self._node.get(process.process_id) is None
