@@ -9,6 +9,7 @@ import urllib.request
 
 import pytest
 
+from allocscope.daemon import app, intake
 from allocscope.daemon.app import Daemon
 from allocscope.daemon.config import DaemonSettings
 from tests.daemon.fake_nvml import FakeDevice, FakeNvml
@@ -127,3 +128,19 @@ def test_it_ends_while_the_driver_hangs(tmp_path, collector):
     assert nvml.hangs.wait(WAIT_S)
     daemon.stop()
     nvml.may_answer.set()
+
+
+def test_a_burst_larger_than_what_waits_for_a_bad_disk_is_written_to_a_good_one(tmp_path, collector, monkeypatch):
+    monkeypatch.setattr(app, "UNWRITTEN_BYTES", 1)
+    monkeypatch.setattr(intake, "LARGEST_BATCH_BYTES", 1)  # each message is a batch
+    daemon = InProcess(tmp_path, collector, FakeNvml(FakeDevice("GPU-1")))
+    try:
+        probe = FakeProbe(daemon.socket, process())
+        for sequence in range(1, 201):
+            probe.samples(sample(sequence))
+        probe.wait_acknowledged(200)
+        collector.wait_for(lambda c: c.sequences() == list(range(1, 201)))
+        assert daemon.figures("allocscope_dropped_total") == {}
+        probe.end()
+    finally:
+        daemon.stop()

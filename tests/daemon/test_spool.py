@@ -157,6 +157,32 @@ def test_damage_while_it_runs_is_counted_and_passed_over(tmp_path):
         assert spool.lost == [Loss("damaged", 1, Counts(), 0)]
 
 
+def test_a_file_that_somebody_takes_away_costs_what_was_in_it_and_no_more(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"first", b"second"))
+        newest_segment(tmp_path).unlink()
+        spool.write(batches(b"third", first=3))
+        assert held(spool) == [(3, b"third")]
+        assert spool.lost == [Loss("damaged", 1, Counts(), 0)] * 2
+
+
+def test_a_full_spool_passes_over_a_file_that_somebody_took_away(tmp_path):
+    with spool_in(tmp_path, limit=80_000, segment=10_000) as spool:
+        spool.write(batches(*[b"x" * 972] * 80))
+        spool.acknowledge(7)
+        next(iter(sorted(tmp_path.glob("*.spool")))).unlink()
+        spool.write(batches(b"x", first=81))
+        assert spool.lost == [Loss("spool_full", 3, Counts(), 10_000)]
+
+
+def test_a_file_of_somebody_elses_is_left_alone(tmp_path):
+    (tmp_path / "notes.spool").write_text("mine")
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"a"))
+        assert held(spool) == [(1, b"a")]
+    assert (tmp_path / "notes.spool").read_text() == "mine"
+
+
 def test_a_full_spool_drops_its_oldest_and_says_how_much(tmp_path):
     with spool_in(tmp_path, limit=80_000, segment=10_000) as spool:
         for sequence in range(1, 101):
@@ -217,7 +243,17 @@ def test_a_full_disk_at_the_start_is_a_clear_error(tmp_path):
         Spool(tmp_path, LIMIT)
 
 
-def test_a_damaged_state_file_is_a_clear_error(tmp_path):
-    (tmp_path / "state.json").write_text("{")
+@pytest.mark.parametrize(
+    "state",
+    [
+        "{",
+        "",
+        '{"daemon_id": "d", "next_batch": -7, "acknowledged": -9}',
+        '{"daemon_id": "d", "next_batch": 7, "acknowledged": 9}',
+        '{"daemon_id": "d", "next_batch": 9223372036854775808, "acknowledged": 9}',
+    ],
+)
+def test_a_damaged_state_file_is_a_clear_error(tmp_path, state):
+    (tmp_path / "state.json").write_text(state)
     with pytest.raises(SpoolError, match=r"state\.json is damaged; move the folder away to start anew"):
         Spool(tmp_path, LIMIT)

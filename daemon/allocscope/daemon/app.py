@@ -168,10 +168,6 @@ class Daemon:
             self._next_sequence = closed.batch.sequence + 1
             spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
             self._unwritten.append((spooled, closed))
-        while len(self._unwritten) > 1 and sum(len(s.payload) for s, _ in self._unwritten) > UNWRITTEN_BYTES:
-            lost, given_up = self._unwritten.popleft()
-            self._intake.inherit(given_up)
-            self._count_loss("spool_write_failed", 1, lost.counts.samples, lost.counts.block_maps, lost.counts.events)
 
     async def _write(self) -> None:
         batches = [spooled for spooled, _ in self._unwritten]
@@ -186,6 +182,7 @@ class Daemon:
                     "the spool cannot be written; kept in memory, tried again", why=error.strerror, batches=len(batches)
                 )
             self._write_failed = True
+            self._give_up_the_oldest()
             return
         if self._write_failed:
             log.info("the spool can be written again")
@@ -194,6 +191,13 @@ class Daemon:
             self._unwritten.popleft()[1].acknowledge()
         self._count_losses()
         self._uplink.wake()
+
+    def _give_up_the_oldest(self) -> None:
+        """Of what could not be written, while there is too much."""
+        while len(self._unwritten) > 1 and sum(len(s.payload) for s, _ in self._unwritten) > UNWRITTEN_BYTES:
+            lost, given_up = self._unwritten.popleft()
+            self._intake.inherit(given_up)
+            self._count_loss("spool_write_failed", 1, lost.counts.samples, lost.counts.block_maps, lost.counts.events)
 
     # what is told
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from allocscope.daemon.errors import SpoolError, SpoolTaken
+from allocscope.model.wire import LARGEST_STORED
 
 SEGMENT_BYTES = 4 << 20
 """At which size a segment is closed; what is dropped, or given free, is whole segments."""
@@ -142,6 +143,8 @@ class Spool:
         """Add batches, and return when they are on disk, all of them; OSError: none of them is."""
         if not batches:
             return
+        if self._file and not os.fstat(self._file.fileno()).st_nlink:  # somebody took it away
+            self._close_file()
         kept = [(segment, len(segment.offsets), segment.size, segment.counts) for segment in self._segments[-1:]]
         known = len(self._segments)
         try:
@@ -250,16 +253,20 @@ class Spool:
         segment.path.unlink(missing_ok=True)
 
     def _read(self, segment: _Segment, index: int) -> SpooledBatch | None:
-        """None: it is damaged."""
-        with segment.path.open("rb") as file:
-            file.seek(segment.offsets[index])
-            return next((batch for batch, _ in _frames(file)), None)
+        """None: it is damaged, or somebody took its file away."""
+        try:
+            with segment.path.open("rb") as file:
+                file.seek(segment.offsets[index])
+                return next((batch for batch, _ in _frames(file)), None)
+        except FileNotFoundError:
+            return None
 
     # starting
 
     def _scan(self) -> None:
         for path in sorted(self._folder.glob("*.spool")):
-            self._scan_segment(_Segment(path, int(path.stem)))
+            if path.stem.isdecimal():  # else it is somebody else's
+                self._scan_segment(_Segment(path, int(path.stem)))
 
     def _scan_segment(self, segment: _Segment) -> None:
         with segment.path.open("rb") as file:
@@ -283,7 +290,14 @@ class Spool:
         path = self._folder / "state.json"
         try:
             state = json.loads(path.read_text(encoding="ascii"))
-            return str(state["daemon_id"]), int(state["next_batch"]), int(state["acknowledged"])
+            daemon_id, first, acknowledged = (
+                str(state["daemon_id"]),
+                int(state["next_batch"]),
+                int(state["acknowledged"]),
+            )
+            if not 0 <= acknowledged < first <= LARGEST_STORED:
+                raise ValueError(f"batch {first} cannot be the next after {acknowledged}")
+            return daemon_id, first, acknowledged
         except FileNotFoundError:
             return uuid.uuid4().hex, 1, 0
         except (ValueError, KeyError, TypeError) as error:
