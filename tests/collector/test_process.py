@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
+from allocscope.cli.collector import main
 from allocscope.collector.config import default_database
 from allocscope.model import Event, EventKind, wire
+from allocscope.storage.errors import StorageBusy
 from allocscope.storage.sql import open_repository
 from tests.collector.harness import CollectorProcess, batch, sample, stream
 
@@ -116,6 +118,15 @@ def test_an_addresses_file_that_cannot_be_written_is_named(starts):
         1,
         f"allocscope collector: cannot write {folder}/nowhere/a.json: No such file or directory (--addresses-file names another)",
     )
+
+
+def test_a_database_that_others_hold_locked_is_a_clear_error(monkeypatch, capsys):
+    def refuse(settings):
+        raise StorageBusy("the database is busy; try again")
+
+    monkeypatch.setattr("allocscope.collector.app.run", refuse)
+    assert main(["--database", "sqlite:////x/c.db"]) == 1
+    assert capsys.readouterr().err == "allocscope collector: the database is busy; try again\n"
 
 
 def test_nothing_of_ours_is_on_a_terminal_but_what_it_says(starts):

@@ -312,6 +312,20 @@ class TestTrouble:
         limit[0] = "PRAGMA max_page_count = 1000000"
         assert repository.store([batch(2, full_chunk(1, 2_000, "p2"))]).samples == 2_000
 
+    @pytest.mark.parametrize("replaced", [pytest.param(False, id="deleted"), pytest.param(True, id="replaced")])
+    def test_a_file_that_goes_while_it_is_open_takes_no_more(self, path, replaced):
+        """What were stored in it would be acknowledged, and gone at the next start."""
+        repository = open_at(path)
+        repository.store([batch(1, chunk(1))])
+        path.unlink()
+        if replaced:
+            path.write_bytes(b"something else")
+        with pytest.raises(StorageBroken, match=r"allocscope\.db was deleted or replaced while it was open"):
+            repository.store([batch(2, chunk(2))])
+        with pytest.raises(StorageBroken):
+            repository.store([batch(2, chunk(2))])
+        assert repository.counts().samples == 1
+
     def test_every_error_is_of_one_tree(self):
         kinds = [BadUrl, ForeignDatabase, NotADatabase, SchemaTooNew, Unwritable]
         assert all(issubclass(kind, CannotOpen) for kind in kinds)

@@ -21,11 +21,11 @@ def main(arguments: list[str]) -> int:
     from allocscope.alerts.notify import NotifyError
     from allocscope.collector.app import run
     from allocscope.collector.errors import CollectorError
-    from allocscope.storage.errors import CannotOpen
+    from allocscope.storage.errors import StorageError
 
     try:
         run(settings)
-    except (CollectorError, CannotOpen, NotifyError) as error:
+    except (CollectorError, StorageError, NotifyError) as error:
         return _complain(error, 1)
     return 0
 

@@ -7,6 +7,7 @@ leaves the file inconsistent. `sqlite:///file?synchronous=full` syncs each commi
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -47,6 +48,7 @@ def open_engine(url: URL, *, busy_timeout_s: float) -> Engine:
             _upgrade(engine)
         else:
             _try_writing(engine)
+        _write_only_to(engine, path)
     except DBAPIError as error:
         engine.dispose()
         raise _cannot_open(url, path, error.orig) from error
@@ -150,6 +152,25 @@ def _try_writing(engine: Engine) -> None:
     """Fail now rather than at the first batch."""
     with writing(engine) as connection:
         connection.execute(text("SELECT 1"))
+
+
+def _write_only_to(engine: Engine, path: Path) -> None:
+    """What goes to a file that was deleted or replaced meanwhile would be acknowledged, and gone at the next start."""
+    opened = path.stat()
+
+    @event.listens_for(engine, "begin", insert=True)
+    def _check(connection: Connection) -> None:
+        if connection.get_execution_options().get(WRITES, False) and not _is_still(path, opened):
+            raise StorageBroken(
+                f"{path} was deleted or replaced while it was open; restart to go on with what is there"
+            )
+
+
+def _is_still(path: Path, opened: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.stat(), opened)
+    except OSError:
+        return False
 
 
 def _cannot_open(url: URL, path: Path, error: BaseException | None) -> StorageError:
