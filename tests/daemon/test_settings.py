@@ -71,6 +71,15 @@ def test_every_problem_is_reported_together_with_what_would_be_right():
     )
 
 
+def test_a_bound_is_told_to_the_last_digit():
+    @dataclass(frozen=True)
+    class Sizes:
+        least_bytes: int = setting(1 << 30, at_least=1 << 20)
+
+    with pytest.raises(SettingsError, match="must be at least 1048576"):
+        read(Sizes, file={"least_bytes": 1}, environ={}, flags={})
+
+
 def test_a_problem_reads_as_a_sentence():
     problems = [Problem("intervall_s", MISSING, "is not a setting", "interval_s"), Problem("nvml", 7, "must be true")]
     assert str(SettingsError(problems)) == (

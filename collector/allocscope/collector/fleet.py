@@ -172,7 +172,9 @@ class Fleet:
         key = (batch.node, batch.daemon_id)
         last = self._sequences.get(key)
         if last is not None and batch.sequence > last + 1:
-            self._lost(Subject(node=batch.node), batch.sequence - last - 1, "batches", "the daemon's spool was full")
+            self._lost(
+                Subject(node=batch.node), batch.sequence - last - 1, "batches", "the daemon's spool was full or damaged"
+            )
         self._sequences[key] = max(last or 0, batch.sequence)
 
     def remember(self, watched: Watched, items: Iterable[Told]) -> None:
@@ -283,7 +285,10 @@ class Fleet:
 
     def _retire(self, watched: Watched, reason: str) -> list[Change]:
         del self.watched[watched.ref]
-        del self._on_device[watched.ref.device_uuid][watched.ref]
+        neighbours = self._on_device[watched.ref.device_uuid]
+        del neighbours[watched.ref]
+        if not neighbours:
+            del self._on_device[watched.ref.device_uuid]
         self.end(watched.ref.process_id, max(watched.sequence, self._ended.get(watched.ref.process_id, 0)))
         return [Change(alert, watched.ref, reason) for alert in watched.watch.end(watched.time_us)]
 

@@ -227,5 +227,5 @@ def _hold(metadata: Mapping[str, Any], value: Any) -> None:
 
 def _bounds(least: float | None, most: float | None) -> str:
     if most is None:
-        return f"must be at least {least:g}"
-    return f"must be at most {most:g}" if least is None else f"must be from {least:g} to {most:g}"
+        return f"must be at least {least:.15g}"
+    return f"must be at most {most:.15g}" if least is None else f"must be from {least:.15g} to {most:.15g}"
