@@ -9,9 +9,19 @@ from allocscope.cli.demo.verdict import Critical, Verdict, is_increasing, standi
 MINUTE_US = 60_000_000
 
 
-def verdict(*, died_at_s: float | None, alert_at_s: float | None, foreseeable: bool = True) -> Verdict:
+def verdict(
+    *, died_at_s: float | None, alert_at_s: float | None, foreseeable: bool = True, cause: str | None = "leak"
+) -> Verdict:
     return Verdict(
-        "job", "node-a", "completed" if died_at_s is None else "oom", foreseeable, died_at_s, alert_at_s, None, None
+        job="job",
+        node="node-a",
+        outcome="completed" if died_at_s is None else "oom",
+        foreseeable=foreseeable,
+        causes=frozenset({"leak", "growth"}),
+        died_at_s=died_at_s,
+        alert_at_s=alert_at_s,
+        cause=cause,
+        usual_rule_at_s=None,
     )
 
 
@@ -19,6 +29,7 @@ def verdict(*, died_at_s: float | None, alert_at_s: float | None, foreseeable: b
     ("one", "right"),
     [
         pytest.param(verdict(died_at_s=500, alert_at_s=300), True, id="foreseen"),
+        pytest.param(verdict(died_at_s=500, alert_at_s=300, cause="neighbour"), False, id="foreseen for another cause"),
         pytest.param(verdict(died_at_s=500, alert_at_s=None), False, id="missed"),
         pytest.param(
             verdict(died_at_s=25, alert_at_s=None, foreseeable=False), True, id="nobody could have foreseen it"

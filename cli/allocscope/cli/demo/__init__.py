@@ -31,29 +31,36 @@ def main(arguments: list[str]) -> int:
     """Run the demo; see the module."""
     options = _parser().parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="allocscope-"))
-    fleet = Fleet(folder)
-    screen: Screen = Terminal() if sys.stdout.isatty() and not options.headless else Headless(quiet=options.json)
     try:
-        with _stopping(), screen:
-            run = Run(fleet, cast(options.recordings), screen.show, speed=options.speed, lasts_s=LASTS_S)
-            result = run.through()
-        if options.json:
-            print(json.dumps(result.to_json()))
-        else:
-            screen.verdict(result)
-        if options.keep:
-            with _stopping():
-                screen.kept(result.url)
-                run.again_for_ever()
-        return 0 if result.ok else 1
+        with _stopping():
+            return _run(Fleet(folder), options)
     except FleetError as error:
         print(f"allocscope demo: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, SystemExit):
+    except KeyboardInterrupt:
         return 0 if options.keep else 130
     finally:
-        fleet.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(fleet: Fleet, options: argparse.Namespace) -> int:
+    screen: Screen = Terminal() if sys.stdout.isatty() and not options.headless else Headless(quiet=options.json)
+    try:
+        with screen:
+            run = Run(fleet, cast(options.recordings), screen.show, speed=options.speed, lasts_s=LASTS_S)
+            result = run.through()
+        if options.json:
+            print(json.dumps(result.to_json()), flush=True)
+        else:
+            screen.verdict(result)
+        if options.keep:
+            screen.kept(result.url)
+            run.again_for_ever()
+        return 0 if result.ok else 1
+    finally:
+        if not options.json:
+            print("stopping the fleet …", file=sys.stderr)
+        fleet.stop()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -89,9 +96,10 @@ def _speed(text: str) -> float:
 
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """SIGTERM ends as Ctrl-C does: the fleet is stopped in order."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM, and SIGHUP when its terminal closes, end it as Ctrl-C does: the fleet is stopped in order."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

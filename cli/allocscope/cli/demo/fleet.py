@@ -17,8 +17,15 @@ from typing import IO
 READY_WITHIN_S = 30.0
 """A service that has not told its addresses by then has failed; it takes one second on an idle machine."""
 STOP_WITHIN_S = 10.0
+PLAYED = (0, 1)
+"""Exit statuses of `allocscope play`: the recorded job ended in order, or died."""
+LONGEST_SOCKET = 100
+"""A unix socket's path may have 107 bytes (unix(7))."""
 PR_SET_PDEATHSIG = 1
 """prctl(2): a child is told when its parent dies, so that a killed demo leaves nothing behind."""
+
+
+NODES = ("node-a", "node-b", "node-c")
 
 
 class FleetError(Exception):
@@ -47,12 +54,17 @@ class Service:
     process: subprocess.Popen[str]
     log: Path
     addresses: dict[str, str] = field(default_factory=dict)
+    last: dict[str, object] | None = None
+    """What a recorded job said at its end."""
 
 
 class Fleet:
     """Starts and stops the processes; everything they write lies in `folder`."""
 
     def __init__(self, folder: Path) -> None:
+        longest = len(str(folder / f"{max(NODES, key=len)}.sock"))
+        if longest > LONGEST_SOCKET:
+            raise FleetError(f"{folder} is too long for the sockets in it; set TMPDIR to a folder with a shorter name")
         self.folder = folder
         self.services: list[Service] = []
         self.players: dict[str, Service] = {}
@@ -72,8 +84,8 @@ class Fleet:
         places = ("--node", node, "--socket", str(socket), "--spool", str(spool), "--collector", collector)
         return self._serve(f"daemon-{node}", "daemon", *places, "--metrics-listen", "127.0.0.1:0")
 
-    def start_player(self, player: Player, socket: str, speed: float) -> None:
-        """Start a recorded job; its last words are read by `ended`."""
+    def start_player(self, player: Player, socket: str, speed: float, start_at_s: float) -> None:
+        """Start a recorded job, whose recording begins at that unix time; its last words are read by `ended`."""
         where = (
             "--socket",
             socket,
@@ -84,27 +96,27 @@ class Fleet:
             "--gpu-index",
             str(player.gpu_index),
         )
-        command = ("play", str(player.recording), "--speed", str(speed), *where, "--json")
+        how = ("--speed", str(speed), "--start-at", f"{start_at_s:.6f}", "--json")
+        command = ("play", str(player.recording), *where, *how)
         self.players[player.job] = self._spawn(f"play-{player.job}", command, output=subprocess.PIPE)
 
     def ended(self, job: str) -> dict[str, object] | None:
         """What a recorded job said at its end (`allocscope play --json`); None: it still runs."""
         service = self.players[job]
-        if service.process.poll() is None:
-            return None
-        assert service.process.stdout is not None
-        lines = service.process.stdout.read().splitlines()
-        if not lines or service.process.returncode not in (0, 1):
-            raise FleetError(f"job {job} ended with status {service.process.returncode}: {_tail(service.log)}")
-        last: dict[str, object] = json.loads(lines[-1])
-        return last
+        if service.last is None and service.process.poll() is not None:
+            assert service.process.stdout is not None
+            lines = service.process.stdout.read().splitlines()
+            if not lines or service.process.returncode not in PLAYED:
+                raise FleetError(f"job {job} ended with status {service.process.returncode}: {tail(service.log)}")
+            service.last = json.loads(lines[-1])
+        return service.last
 
     def check(self) -> None:
         """FleetError where a service has ended by itself."""
         for service in self.services:
             if service.process.poll() is not None:
                 raise FleetError(
-                    f"{service.log.stem} ended with status {service.process.returncode}: {_tail(service.log)}"
+                    f"{service.log.stem} ended with status {service.process.returncode}: {tail(service.log)}"
                 )
 
     def stop(self) -> None:
@@ -128,7 +140,7 @@ class Fleet:
         while not addresses.exists():
             self.check()
             if time.monotonic() > deadline:
-                raise FleetError(f"{name} was not ready within {READY_WITHIN_S:.0f} s: {_tail(service.log)}")
+                raise FleetError(f"{name} was not ready within {READY_WITHIN_S:.0f} s: {tail(service.log)}")
             time.sleep(0.02)
         service.addresses = json.loads(addresses.read_text())
         return service.addresses
@@ -153,6 +165,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _tail(log: Path) -> str:
+def tail(log: Path) -> str:
+    """The last that a process said, in one line."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return " / ".join(lines[-3:]) or "(it said nothing)"

@@ -12,13 +12,12 @@ from typing import Any
 import httpx
 
 from allocscope.alerts.watch import JUDGE_EVERY_US
-from allocscope.cli.demo.fleet import Fleet, FleetError, Player
+from allocscope.cli.demo.fleet import NODES, Fleet, FleetError, Player, tail
 from allocscope.cli.demo.verdict import Critical, Verdict, is_increasing, standing_at, usual_rule_at
 from allocscope.model import AllocatorRef, Sample
 from allocscope.storage.repository import Repository
 from allocscope.storage.sql import open_repository
 
-NODES = ("node-a", "node-b", "node-c")
 LOOK_EVERY_S = 0.25
 SETTLE_WITHIN_S = 20.0
 """How long what was sent may take to be stored and judged after the last job's end; it takes about two seconds."""
@@ -32,8 +31,10 @@ class FleetView:
     jobs: Sequence[Mapping[str, Any]]
     alerts: Sequence[Mapping[str, Any]]
     ended: Mapping[str, Mapping[str, Any]]
-    recorded_s: float
-    """How far the recordings have come."""
+    start_us: int
+    """The recordings' start, by the clock of the jobs."""
+    now_s: float
+    """How far the recordings have come, in seconds of recorded time."""
     url: str
     """The collector's page."""
 
@@ -49,6 +50,7 @@ class Result:
     """Each job's samples are there once, all of them."""
     duration_s: float
     url: str
+    recordings: Path
 
     @property
     def ok(self) -> bool:
@@ -57,7 +59,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`: seconds of the recorded time."""
-        hidden = ("foreseeable",)
+        hidden = ("foreseeable", "causes")
         jobs = [
             {k: v for k, v in asdict(verdict).items() if k not in hidden} | {"lead_s": verdict.lead_s}
             for verdict in self.verdicts
@@ -78,6 +80,7 @@ class Role:
 
     player: Player
     foreseeable: bool
+    causes: frozenset[str]
     length_s: float
     """How long the recorded job ran."""
 
@@ -95,6 +98,7 @@ def cast(recordings: Path) -> tuple[Role, ...]:
             Role(
                 Player(name, recordings / f"{name}.run.json", node, gpu_index),
                 bool(label["foreseeable"]),
+                frozenset(label["cause"] or ()),
                 (label["end_us"] - label["start_us"]) / 1e6,
             )
         )
@@ -106,8 +110,10 @@ def cast(recordings: Path) -> tuple[Role, ...]:
 class Run:
     """One run, from the start of the fleet to the verdict."""
 
-    JOBS_START_WITHIN_S = 10.0
-    """About how long a dozen interpreters take to start and read their recordings, on two cores."""
+    JOBS_START_WITHIN_S = 5.0
+    """About how long a dozen interpreters take to start and read their recordings, on two cores: then all begin."""
+    NEWS_WITHIN_S = 30.0
+    """By then the collector knows of jobs, or something is wrong."""
 
     def __init__(
         self,
@@ -122,6 +128,7 @@ class Run:
         self.fleet, self.roles, self.show = fleet, roles, show
         self.speed, self.lasts_s = speed or 0.0, lasts_s
         self.sockets: dict[str, str] = {}
+        self.start_at_s = 0.0
         self.url = ""
 
     def through(self) -> Result:
@@ -134,8 +141,9 @@ class Run:
         if not self.speed:
             left_s = self.lasts_s - (time.monotonic() - began) - self.JOBS_START_WITHIN_S
             self.speed = max(r.length_s for r in self.roles) / max(left_s, 20.0)
+        self.start_at_s = time.time() + self.JOBS_START_WITHIN_S
         for role in self.roles:
-            self.start(role)
+            self._start(role, self.start_at_s)
         ended = self._follow()
         repository = open_repository(self.fleet.database)
         try:
@@ -144,21 +152,21 @@ class Run:
         finally:
             repository.close()
 
-    def start(self, role: Role) -> None:
-        self.fleet.start_player(role.player, self.sockets[role.player.node], self.speed)
-
     def again_for_ever(self) -> None:
         """Start each job anew when it ends, until somebody stops it."""
         while True:
             self.fleet.check()
             for role in self.roles:
                 if self.fleet.ended(role.player.job) is not None:
-                    self.start(role)
+                    self._start(role, time.time())
             time.sleep(1.0)
+
+    def _start(self, role: Role, start_at_s: float) -> None:
+        self.fleet.start_player(role.player, self.sockets[role.player.node], self.speed, start_at_s)
 
     def _follow(self) -> dict[str, dict[str, Any]]:
         ended: dict[str, dict[str, Any]] = {}
-        began = time.monotonic()
+        heard_by = time.monotonic() + self.JOBS_START_WITHIN_S + self.NEWS_WITHIN_S
         with httpx.Client(base_url=self.url, timeout=5.0, trust_env=False) as client:
             while len(ended) < len(self.roles):
                 time.sleep(LOOK_EVERY_S)
@@ -167,16 +175,22 @@ class Run:
                     last = self.fleet.ended(job)
                     if last is not None:
                         ended[job] = last
-                self.show(
-                    FleetView(
-                        _items(client, "jobs"),
-                        _items(client, "alerts"),
-                        ended,
-                        (time.monotonic() - began) * self.speed,
-                        self.url,
-                    )
-                )
+                view = self._view(client, ended)
+                if not view.jobs and time.monotonic() > heard_by:
+                    said = "; ".join(f"{service.log.stem}: {tail(service.log)}" for service in self.fleet.services)
+                    raise FleetError(f"the collector hears of no job. {said}")
+                self.show(view)
         return ended
+
+    def _view(self, client: httpx.Client, ended: Mapping[str, Mapping[str, Any]]) -> FleetView:
+        return FleetView(
+            jobs=_items(client, "jobs"),
+            alerts=_items(client, "alerts"),
+            ended=ended,
+            start_us=round(self.start_at_s * 1e6),
+            now_s=max((time.time() - self.start_at_s) * self.speed, 0.0),
+            url=self.url,
+        )
 
     def _settle(self, repository: Repository, ended: Mapping[str, Mapping[str, Any]]) -> None:
         """Wait until what was sent is stored and judged; whether it is, the verdict says."""
@@ -209,7 +223,15 @@ class Run:
             )
             verdicts.append(_verdict(repository, role, last, samples))
         sent = sum(last["samples"] for last in ended.values())
-        return Result(tuple(verdicts), sent, stored, right, time.monotonic() - began, self.url)
+        return Result(
+            tuple(verdicts),
+            sent,
+            stored,
+            right,
+            time.monotonic() - began,
+            self.url,
+            self.roles[0].player.recording.parent,
+        )
 
 
 def _verdict(repository: Repository, role: Role, last: Mapping[str, Any], samples: Sequence[Sample]) -> Verdict:
@@ -237,6 +259,7 @@ def _verdict(repository: Repository, role: Role, last: Mapping[str, Any], sample
         node=role.player.node,
         outcome="completed" if died_at_s is None else "oom",
         foreseeable=role.foreseeable,
+        causes=role.causes,
         died_at_s=died_at_s,
         alert_at_s=alert.at_s if alert else None,
         cause=alert.cause if alert else None,

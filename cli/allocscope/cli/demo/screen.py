@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -15,7 +18,14 @@ from allocscope.cli.demo.run import FleetView, Result
 from allocscope.cli.demo.verdict import Verdict
 from allocscope.cli.figures import duration, size
 
-BAR_CELLS = 32
+INTRO = (
+    "Recordings of PyTorch jobs run again on three pretend nodes, many times as fast. Some of them are going to die of"
+    " torch.OutOfMemoryError; Allocscope has to say so before, and to leave the others in peace."
+)
+WORDS = (
+    "stranded: free, but in holes between live blocks, where a larger request does not fit, and which cannot be given back ·"
+    " releasable: free, and can be given back · headroom: the largest request that would succeed now"
+)
 STATES = {
     "ok": ("ok", "green"),
     "watch": ("watch", "cyan"),
@@ -24,15 +34,18 @@ STATES = {
 }
 PARTS: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     ("live", "█", "green", frozenset({"requested", "rounding"})),
-    ("waiting", "▚", "magenta", frozenset({"awaiting_free"})),
+    ("waiting", "▞", "magenta", frozenset({"awaiting_free"})),
     ("stranded", "▓", "red", frozenset({"stranded"})),
     ("releasable", "░", "cyan", frozenset({"releasable", "private"})),
-    ("others", "█", "bright_black", frozenset({"outside", "other_processes", "driver"})),
+    ("others", "▄", "bright_black", frozenset({"outside", "other_processes", "driver"})),
     ("free", "·", "white", frozenset({"free"})),
 )
 """How lines of the bill are drawn: a name, a character, a colour, the lines."""
 TOLD = 7
 """So many of the latest alerts and deaths are shown under the table."""
+
+
+COMMAND = sys.argv[0] if Path(sys.argv[0]).name == "allocscope" else f"{sys.executable} -m allocscope.cli"
 
 
 class Screen(Protocol):
@@ -64,20 +77,27 @@ class News:
         for alert in sorted(view.alerts, key=lambda a: int(a["at_us"])):
             if alert["severity"] == "critical" and alert["state"] == "firing" and alert["alert_id"] not in self._known:
                 self._known.add(alert["alert_id"])
-                told.append(
-                    Text.assemble((f"{view.recorded_s:5.0f} s  ", "dim"), ("critical  ", "bold red"), alert["summary"])
-                )
+                told.append(_told(int(alert["at_us"]) - view.start_us, "critical", "bold red", _why(alert)))
         for job, last in view.ended.items():
             if job not in self._known:
                 self._known.add(job)
-                told.append(Text.assemble((f"{view.recorded_s:5.0f} s  ", "dim"), *_end(job, last)))
+                told.append(_end(job, last, view))
         return told
 
 
-def _end(job: str, last: Mapping[str, Any]) -> tuple[str | tuple[str, str], ...]:
+def _told(after_us: float, what: str, style: str, text: str) -> Text:
+    return Text.assemble((f"{after_us / 1e6:5.0f} s  ", "dim"), (f"{what:<8}  ", style), text)
+
+
+def _why(alert: Mapping[str, Any]) -> str:
+    """The job and the cause first: a narrow terminal cuts the rest off."""
+    return f"{alert['job']}: {alert['cause']}: {str(alert['summary']).rpartition(': ')[2]}"
+
+
+def _end(job: str, last: Mapping[str, Any], view: FleetView) -> Text:
     if last["oom_us"] is None:
-        return ("finished  ", "green"), job
-    return ("died      ", "red"), f"{job}: torch.OutOfMemoryError"
+        return _told(view.now_s * 1e6, "finished", "green", job)
+    return _told(int(last["oom_us"]) - view.start_us, "died", "red", f"{job}: torch.OutOfMemoryError")
 
 
 class Terminal:
@@ -85,9 +105,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self._console = Console(highlight=False)
-        self._live = Live(
-            Text("starting a collector and three daemons …"), console=self._console, auto_refresh=False, transient=True
-        )
+        self._live = Live(Text(f"{INTRO}\n\nstarting …"), console=self._console, auto_refresh=False, transient=True)
         self._news, self._told = News(), list[Text]()
 
     def __enter__(self) -> Self:
@@ -103,7 +121,8 @@ class Terminal:
         self._told = [*self._told, *self._news.of(view)][-TOLD:]
         for line in self._told:
             line.truncate(self._console.width, overflow="ellipsis")
-        self._live.update(Group(_table(view), _legend(), Text(), *self._told), refresh=True)
+        parts = (Text(INTRO), Text(), _table(view, self._console.width), _legend(), Text(WORDS, style="dim"), Text())
+        self._live.update(Group(*parts, *self._told), refresh=True)
 
     def verdict(self, result: Result) -> None:
         _tell(self._console, result)
@@ -117,9 +136,10 @@ class Headless:
 
     def __init__(self, *, quiet: bool) -> None:
         self._console = Console(highlight=False, soft_wrap=True, quiet=quiet)
-        self._news = News()
+        self._news, self._told_url = News(), False
 
     def __enter__(self) -> Self:
+        self._console.print(f"{INTRO}\n")
         return self
 
     def __exit__(
@@ -128,6 +148,9 @@ class Headless:
         return
 
     def show(self, view: FleetView) -> None:
+        if not self._told_url:
+            self._told_url = True
+            self._console.print(f"the page: {view.url}")
         for line in self._news.of(view):
             self._console.print(line)
 
@@ -148,13 +171,17 @@ def _tell_kept(console: Console, url: str) -> None:
 Headings = Sequence[tuple[str, Literal["left", "right"]]]
 COLUMNS: Headings = (
     ("job", "left"),
-    ("node", "left"),
-    ("where its device's bytes are", "left"),
-    ("headroom", "right"),
+    ("device memory", "left"),
     ("state", "left"),
     ("cause", "left"),
     ("left", "right"),
+    ("headroom", "right"),
+    ("node", "left"),
 )
+"""The most important ones first: a narrow terminal has room for NARROW of them."""
+NARROW = 5
+NARROW_WIDTH, BAR_CELLS = 100, (16, 34)
+"""Terminals narrower than this have the narrow table, and the shorter bar."""
 
 
 def _grid(title: str, headings: Headings) -> Table:
@@ -165,47 +192,47 @@ def _grid(title: str, headings: Headings) -> Table:
     return table
 
 
-def _table(view: FleetView) -> Table:
-    table = _grid(f"{view.recorded_s:.0f} s of recorded time    {view.url}", COLUMNS)
+def _table(view: FleetView, width: int) -> Table:
+    narrow = width < NARROW_WIDTH
+    shown, cells = (NARROW, BAR_CELLS[0]) if narrow else (len(COLUMNS), BAR_CELLS[1])
+    table = _grid(f"{view.now_s:.0f} s of recorded time    {view.url}", COLUMNS[:shown])
     for job in sorted(view.jobs, key=lambda j: str(j["job"])):
-        table.add_row(*_row(job, view.ended.get(job["job"])))
+        table.add_row(*_row(job, view.ended.get(job["job"]), cells)[:shown])
     return table
 
 
-def _row(job: Mapping[str, Any], last: Mapping[str, Any] | None) -> tuple[str | Text, ...]:
+def _row(job: Mapping[str, Any], last: Mapping[str, Any] | None, cells: int) -> tuple[str | Text, ...]:
     worst = job["worst"] or {}
     where = f"{worst.get('node') or '?'}/{worst['gpu']}" if worst.get("gpu") is not None else ", ".join(job["nodes"])
     if last is not None:
         end = Text("finished", style="green") if last["oom_us"] is None else Text("died of OOM", style="bold red")
-        return job["job"], where, Text(), "", end, "", ""
+        return job["job"], Text(), end, "", "", "", where
     forecast = worst.get("forecast") or {}
     name, style = STATES.get(job["state"] or "", ("", ""))
-    left = forecast.get("seconds_to_oom")
-    bar = _bar(worst["bill"]) if worst.get("bill") else Text()
     return (
         job["job"],
-        where,
-        bar,
-        size(forecast.get("headroom_bytes")),
+        _bar(worst["bill"], cells) if worst.get("bill") else Text(),
         Text(name, style=style),
         job["cause"] or "",
-        duration(left),
+        duration(forecast.get("seconds_to_oom")),
+        size(forecast.get("headroom_bytes")),
+        where,
     )
 
 
-def _bar(bill: Mapping[str, Any]) -> Text:
-    """The lines of a bill to scale, in BAR_CELLS cells."""
+def _bar(bill: Mapping[str, Any], cells: int) -> Text:
+    """The lines of a bill to scale."""
     text, ends, drawn = Text(), 0, 0
     for _, character, style, lines in PARTS:
         ends += sum(int(line["bytes"]) for line in bill["lines"] if line["line"] in lines)
-        cells = round(ends * BAR_CELLS / max(int(bill["total_bytes"]), 1)) - drawn
-        text.append(character * cells, style=style)
-        drawn += cells
+        more = round(ends * cells / max(int(bill["total_bytes"]), 1)) - drawn
+        text.append(character * more, style=style)
+        drawn += more
     return text
 
 
 def _legend() -> Text:
-    return Text.assemble("  ", *((f"{character} {name}   ", style) for name, character, style, _ in PARTS))
+    return Text.assemble(*((f"{character} {name}   ", style) for name, character, style, _ in PARTS))
 
 
 # the verdict
@@ -218,6 +245,8 @@ def _tell(console: Console, result: Result) -> None:
     console.print(table)
     for line in _sums(result):
         console.print(line)
+    for further in _further(result):
+        console.print(Text(further), soft_wrap=True)
 
 
 HEADINGS: Headings = (
@@ -242,6 +271,20 @@ def _judged(verdict: Verdict) -> tuple[str | Text, ...]:
     ahead = "" if verdict.lead_s is None else f"{verdict.lead_s:.0f} s"
     mark = Text("right", style="green") if verdict.right else Text("WRONG", style="bold red")
     return verdict.job, ended, since, ahead, verdict.cause or "", usual, mark
+
+
+def _further(result: Result) -> list[str]:
+    """Where to see more of a death by fragmentation."""
+    holes = next((v for v in result.verdicts if v.died_at_s is not None and v.cause == "fragmentation"), None)
+    if holes is None:
+        return []
+    recording = min(str(result.recordings / holes.job), os.path.relpath(result.recordings / holes.job), key=len)
+    return [
+        f"\nThe holes that {holes.job} died of, and what pinned them:",
+        f"  {COMMAND} inspect {recording}.pickle.gz",
+        "What other settings would have made of its requests:",
+        f"  {COMMAND} replay {recording}.run.json --conf expandable_segments:True",
+    ]
 
 
 def _sums(result: Result) -> list[Text]:

@@ -29,6 +29,8 @@ class Verdict:
     outcome: str
     """"oom" or "completed"."""
     foreseeable: bool
+    causes: frozenset[str]
+    """Any of these names what went wrong; empty: nothing did."""
     died_at_s: float | None
     alert_at_s: float | None
     """When the critical alert began that stood when it died; of a job that lived, when its first one began."""
@@ -44,10 +46,12 @@ class Verdict:
 
     @property
     def right(self) -> bool:
-        """Whether a foreseeable death was foreseen, and a job that lived left in peace."""
+        """Whether a foreseeable death was foreseen, for what it was, and a job that lived left in peace."""
         if self.died_at_s is None:
             return self.alert_at_s is None
-        return self.alert_at_s is not None or not self.foreseeable
+        if self.alert_at_s is None:
+            return not self.foreseeable
+        return self.cause in self.causes
 
 
 def standing_at(criticals: Iterable[Critical], died_at_s: float | None) -> Critical | None:
