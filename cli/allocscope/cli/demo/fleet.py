@@ -57,6 +57,16 @@ class Service:
     last: dict[str, object] | None = None
     """What a recorded job said at its end."""
 
+    def end_by(self, deadline: float) -> None:
+        """Wait for its end until that monotonic time, then kill it."""
+        try:
+            self.process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stdout:
+            self.process.stdout.close()
+
 
 class Fleet:
     """Starts and stops the processes; everything they write lies in `folder`."""
@@ -121,15 +131,13 @@ class Fleet:
 
     def stop(self) -> None:
         """End all of them in order: jobs, then daemons, then the collector."""
-        for service in [*self.players.values(), *reversed(self.services)]:
-            service.process.send_signal(signal.SIGTERM)
-            try:
-                service.process.wait(STOP_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                service.process.kill()
-                service.process.wait()
-            if service.process.stdout:
-                service.process.stdout.close()
+        collector, daemons = self.services[:1], self.services[1:]
+        for ending in (list(self.players.values()), daemons, collector):
+            for service in ending:
+                service.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_WITHIN_S
+            for service in ending:
+                service.end_by(deadline)
 
     def _serve(self, name: str, command: str, *options: str) -> dict[str, str]:
         addresses = self.folder / f"{name}.json"
