@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -34,6 +35,34 @@ def test_it_names_its_version_as_a_module_too() -> None:
         [sys.executable, "-m", "allocscope.cli", "--version"], capture_output=True, text=True, check=True
     )
     assert answer.stdout.strip() == "0.1.0"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["oom", "-"], ["oom", "--help"]])
+def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    """As of `| head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    answer = subprocess.run(
+        [sys.executable, "-m", "allocscope.cli", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (answer.returncode, answer.stderr) == (0, "")
+
+
+def test_where_the_locales_letters_are_few_it_still_answers() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "allocscope.cli", "--help"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "usage: allocscope COMMAND [ARGUMENT?]" in answer.stdout
 
 
 NOT_INSTALLED = """

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 
 import pytest
 
@@ -33,7 +34,7 @@ OBJECT = {
     "verdict": "fragmentation",
     "why": (
         "3.78 GiB lay free in holes of what PyTorch reserved, and 364.31 MiB on the device: more than the 448.00 MiB asked for;"
-        " no hole was large enough; Process 175356 is this job itself, seen from inside a container: there is no room for it beside"
+        " no hole was large enough; Process 175356 is this job itself, seen from inside a container: what it holds fits nowhere else on the device"
     ),
     "try": [
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
@@ -71,10 +72,38 @@ def test_a_log_is_answered_in_json(tmp_path, capsys, content):
     assert json.loads(said.out) == {"messages": [OBJECT], "retries": 0, "lines": 2, "left_out": 0}
 
 
-def test_the_standard_input_is_read(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode() + b"\xff\xfe\x00")))
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(TEXT.encode() + b"\xff\xfe\x00", id="plain"),
+        pytest.param(gzip.compress(TEXT.encode()), id="packed"),
+    ],
+)
+def test_the_standard_input_is_read(monkeypatch, capsys, content):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(io.BytesIO(content))))
     status, said = asked(capsys, "-", "--json")
     assert (status, [m["line"] for m in json.loads(said.out)["messages"]]) == (0, [2])
+
+
+@pytest.mark.parametrize("content", [TEXT.encode(), gzip.compress(TEXT.encode())])
+def test_a_pipe_is_read_though_it_cannot_go_back(capsys, content):
+    """As of `allocscope oom <(kubectl logs …)`."""
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    try:
+        status, said = asked(capsys, f"/dev/fd/{reading}", "--json")
+    finally:
+        os.close(reading)
+    assert (status, [m["line"] for m in json.loads(said.out)["messages"]]) == (0, [2])
+
+
+def test_the_summary_counts_in_words_that_fit(tmp_path, capsys):
+    retry = "[W812 16:00:28.643448608 CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 1 while trying to"
+    retry += " allocate 20971520 bytes (free: 15794176, total: 150111977472).\n"
+    (tmp_path / "log").write_text(TEXT + TEXT.replace("rank1", "rank2") + retry * 2, encoding="utf-8")
+    first, *_ = asked(capsys, tmp_path / "log")[1].out.splitlines()
+    assert first == "2 out-of-memory texts in 6 lines, 2 failed attempts that PyTorch made again"
 
 
 def test_people_get_it_in_words(tmp_path, capsys):
@@ -82,12 +111,12 @@ def test_people_get_it_in_words(tmp_path, capsys):
     status, said = asked(capsys, tmp_path / "log")
     assert status == 0
     assert said.out == (
-        "1 out-of-memory text(s) in 2 line(s)\n"
+        "1 out-of-memory text in 2 lines\n"
         "\n"
         "line 2, rank 1, device 1: out of memory: FRAGMENTATION\n"
         "  3.78 GiB lay free in holes of what PyTorch reserved, and 364.31 MiB on the device: more than the 448.00 MiB asked for\n"
         "  no hole was large enough\n"
-        "  Process 175356 is this job itself, seen from inside a container: there is no room for it beside\n"
+        "  Process 175356 is this job itself, seen from inside a container: what it holds fits nowhere else on the device\n"
         "  asked for                  448.00 MiB\n"
         "  device                      79.10 GiB\n"
         "  free on the device         364.31 MiB\n"
@@ -102,7 +131,7 @@ def test_people_get_it_in_words(tmp_path, capsys):
 
 def test_a_log_without_any_says_so(tmp_path, capsys):
     (tmp_path / "log").write_text("epoch 1\nepoch 2\n", encoding="utf-8")
-    assert asked(capsys, tmp_path / "log")[1].out == "no out-of-memory text in 2 line(s)\n"
+    assert asked(capsys, tmp_path / "log")[1].out == "no out-of-memory text in 2 lines\n"
 
 
 @pytest.mark.parametrize(

@@ -118,13 +118,13 @@ def test_a_recording_under_other_settings(tmp_path, capsys):
     assert replay(arguments[:-1]) == 0
     text = capsys.readouterr().out
     assert "every entry of the history is explained to the byte" in text
-    assert "default (as recorded): every request served; reserved at most 60 MiB" in text
+    assert "default (as recorded): every request served; reserved at most 60.00 MiB" in text
 
 
 def test_a_snapshot_needs_the_device_s_size_for_anything_to_fail(capsys):
     snapshot = str(SHIPPED / "steady-1-2216.pickle.gz")
     assert replay([snapshot]) == 0
-    assert "of unknown size: nothing can fail" in capsys.readouterr().out
+    assert "of unknown size, so nothing can fail (--device-total)" in capsys.readouterr().out
     assert replay([snapshot, "--device-total", str(512 * MIB), "--json"]) == 0
     (recorded,) = json.loads(capsys.readouterr().out)["devices"]["0"]["replays"]
     assert recorded["failed_at"] is not None
@@ -138,3 +138,31 @@ def test_a_snapshot_without_a_history_is_refused(tmp_path, capsys):
     assert "has no history" in capsys.readouterr().err
     assert replay([str(path), "--torch", "main"]) == 2
     assert "is not a version" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("conf", "problem"),
+    [
+        ("expandible_segments:True", "PyTorch has no expandible_segments (did you mean expandable_segments?)"),
+        ("backend:cudaMallocAsync", "cudaMallocAsync is another allocator, which is not simulated"),
+        ("max_split_size_mb:5", "max_split_size_mb must be at least 20"),
+        ("garbage_collection_threshold:8", "garbage_collection_threshold must be between 0 and 1"),
+        ("per_process_memory_fraction:2", "per_process_memory_fraction must be from 0 to 1"),
+    ],
+)
+def test_settings_that_pytorch_would_refuse_are_not_tried(tmp_path, capsys, conf, problem):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    assert replay([str(path), "--conf", "release_lock_on_cudamalloc:True", "--conf", conf]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", f"allocscope replay: allocator settings {conf!r}: {problem}\n")
+
+
+def test_settings_that_outlive_a_recorded_failure_are_not_said_to_save_the_job(capsys):
+    run = str(SHIPPED / "islands_grow-4-5518.run.json")
+    assert replay([run, "--conf", "expandable_segments:True"]) == 0
+    *_, recorded, other, note = capsys.readouterr().out.splitlines()
+    assert "OutOfMemoryError at request" in recorded
+    assert "every request served" in other
+    assert note.startswith("the recorded job ran out at request ")
+    assert replay([run]) == 0
+    assert "is not known" not in capsys.readouterr().out

@@ -146,7 +146,7 @@ the largest holes, and what pins them
 who holds the live bytes
       4.00 MiB      1 ×  forward model.py:12 ← step train.py:40
 
-the largest request that would succeed now: 22.00 MiB, from the device
+the largest request that would succeed at the snapshot, with what was freed since the OutOfMemoryError: 22.00 MiB, from the device
   with 23.00 MiB free on the device
 """
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 from allocscope.allocator.errors import SettingsError
@@ -20,6 +21,32 @@ MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 DIVISIONS = 16
 """Entries of the power-of-two table: up to 2 MiB, then one an octave, the last from 32 GiB on."""
+
+KEYS = frozenset(
+    {
+        "max_split_size_mb",
+        "max_non_split_rounding_mb",
+        "large_segment_size_mb",
+        "garbage_collection_threshold",
+        "per_process_memory_fraction",
+        "expandable_segments",
+        "throw_on_cudamalloc_oom",
+        "roundup_power2_divisions",
+        # and those that decide no sizes
+        "backend",
+        "graph_capture_record_stream_reuse",
+        "pinned_free_catch_all",
+        "pinned_max_cached_size_mb",
+        "pinned_max_round_threshold_mb",
+        "pinned_num_register_threads",
+        "pinned_reserve_segment_size_mb",
+        "pinned_use_background_threads",
+        "pinned_use_cuda_host_register",
+        "release_lock_on_cudamalloc",
+        "roundup_bypass_threshold_mb",
+    }
+)
+"""All that PyTorch 2.0 to 2.14 takes (ALLOCATOR.md 9)."""
 
 _ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
 
@@ -99,19 +126,42 @@ def _round_in_octave(request_bytes: int, divisions: int) -> int:
 
 def parse_settings(conf: str) -> AllocatorSettings:
     """Settings from a PYTORCH_CUDA_ALLOC_CONF string; keys that decide no sizes, and unknown ones, are passed over."""
-    compact = "".join(conf.split())
-    settings, at = AllocatorSettings(), 0
-    while at < len(compact):
-        entry = _ENTRY.match(compact, at)
-        if entry is None:
-            raise SettingsError(conf, f"cannot be read from {compact[at:]!r} on")
-        key, value = entry.groups()
+    settings = AllocatorSettings()
+    for key, value in _entries(conf):
         try:
             settings = _with(settings, key, value)
         except (ValueError, IndexError) as error:
             raise SettingsError(conf, f"{key} cannot be {value!r}") from error
-        at = entry.end()
     return settings
+
+
+def parse_settings_to_try(conf: str) -> AllocatorSettings:
+    """The same of what somebody typed: what PyTorch 2.14 would refuse is refused, and so is another allocator than its own."""
+    settings = parse_settings(conf)
+    for key, value in _entries(conf):
+        if key not in KEYS:
+            near = get_close_matches(key, sorted(KEYS), n=1)
+            raise SettingsError(conf, f"PyTorch has no {key}" + (f" (did you mean {near[0]}?)" if near else ""))
+        if key == "backend" and value != "native":
+            raise SettingsError(conf, f"{value} is another allocator, which is not simulated")
+    least = settings.large_segment_bytes
+    if settings.max_split_bytes is not None and settings.max_split_bytes < least:
+        raise SettingsError(conf, f"max_split_size_mb must be at least {least // MIB}")
+    if "garbage_collection_threshold" in conf and not 0 < settings.gc_threshold < 1:
+        raise SettingsError(conf, "garbage_collection_threshold must be between 0 and 1")
+    if not 0 <= settings.memory_fraction <= 1:
+        raise SettingsError(conf, "per_process_memory_fraction must be from 0 to 1")
+    return settings
+
+
+def _entries(conf: str) -> Iterator[tuple[str, str]]:
+    compact, at = "".join(conf.split()), 0
+    while at < len(compact):
+        entry = _ENTRY.match(compact, at)
+        if entry is None:
+            raise SettingsError(conf, f"cannot be read from {compact[at:]!r} on")
+        yield entry[1], entry[2]
+        at = entry.end()
 
 
 def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:

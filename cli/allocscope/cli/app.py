@@ -6,6 +6,8 @@ A subcommand's module has `HELP` (one line) and `main(arguments: list[str]) -> i
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from importlib import import_module
 
@@ -36,6 +38,20 @@ def usage() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the locale's letters are few, a ? is better than no answer
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: list[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     if not given or given[0] in ("help", "--help", "-h"):
         print(usage())

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     try:
         snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
         diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
-        _print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, now=asked.now))
+        print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, now=asked.now))
     except AllocatorError as error:
         print(f"allocscope inspect: {error}", file=sys.stderr)
         return 2
@@ -68,13 +68,6 @@ def _pieces(path: Path) -> Iterator[bytes]:
 
 def _text(diagnosis: Diagnosis, snapshot: Snapshot, *, now: bool) -> str:
     return as_text(diagnosis, snapshot, _look(), now=now)
-
-
-def _print(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _look() -> Look:

@@ -86,7 +86,7 @@ def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, *, now: boo
         _bars(moment.segments, look),
         _holes(moment.segments, look),
         _sites(moment, look),
-        _headroom(device, look),
+        _headroom(device, look, since_failure=moment is not device.now),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -269,14 +269,15 @@ def _sites(moment: Moment, look: Look) -> str:
     return "\n".join([look.heading("who holds the live bytes"), *lines])
 
 
-def _headroom(device: DeviceDiagnosis, look: Look) -> str:
+def _headroom(device: DeviceDiagnosis, look: Look, *, since_failure: bool) -> str:
     room = device.headroom
     if device.device_free_bytes is None:
         given = "  what the device itself has free is not known (--device-free): so much the allocator has by itself"
     else:
         given = f"  with {size(device.device_free_bytes)} free on the device"
     what = "none" if room.way is Way.NONE else f"{size(room.request_bytes)}, {_WAYS[room.way]}"
-    return f"{look.heading('the largest request that would succeed now')}: {what}\n{given}"
+    when = "at the snapshot, with what was freed since the OutOfMemoryError" if since_failure else "now"
+    return f"{look.heading(f'the largest request that would succeed {when}')}: {what}\n{given}"
 
 
 def _more(count: int, shown: int) -> Iterable[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import codecs
 import gzip
+import io
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, Origin, amount, judge, read_log
 
@@ -34,20 +35,26 @@ def main(arguments: list[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allocscope oom", description=HELP, allow_abbrev=False)
-    parser.add_argument("file", metavar="FILE", help="a log of any size, .gz too; - reads the standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help="a log of any size, .gz too; - reads the standard input, packed or not"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 
 
 def _report(file: str) -> OomReport:
     if file == "-":
-        return read_log(_text(sys.stdin.buffer))
+        return _read(cast(io.BufferedReader, sys.stdin.buffer))
     with Path(file).open("rb") as log:
-        if log.read(2) == b"\x1f\x8b":
-            with gzip.open(file) as unpacked:
-                return read_log(_text(unpacked))
-        log.seek(0)
-        return read_log(_text(log))
+        return _read(log)
+
+
+def _read(log: io.BufferedReader) -> OomReport:
+    """Packed or plain; it may be a pipe, which cannot go back."""
+    if log.peek(2).startswith(b"\x1f\x8b"):
+        with gzip.open(log) as unpacked:
+            return read_log(_text(unpacked))
+    return read_log(_text(log))
 
 
 def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
@@ -111,16 +118,20 @@ def as_text(report: OomReport) -> str:
 def _summary(report: OomReport) -> str:
     ooms = [message for message in report.messages if message.is_oom]
     if not report.messages:
-        return f"no out-of-memory text in {report.lines} line(s)"
-    parts = [f"{len(ooms)} out-of-memory text(s) in {report.lines} line(s)"]
+        return f"no out-of-memory text in {_many(report.lines, 'line')}"
+    parts = [f"{_many(len(ooms), 'out-of-memory text')} in {_many(report.lines, 'line')}"]
     repeated = sum(message.times for message in ooms) - len(ooms)
     if repeated:
-        parts.append(f"{repeated} repetition(s) of them")
+        parts.append(f"{_many(repeated, 'repetition')} of them")
     if report.retries:
-        parts.append(f"{report.retries} attempt(s) that failed and were made again")
+        parts.append(f"{_many(report.retries, 'failed attempt')} that PyTorch made again")
     if report.left_out:
-        parts.append(f"{report.left_out} more text(s) left out")
+        parts.append(f"{_many(report.left_out, 'more text')} left out")
     return ", ".join(parts)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 _FIGURES = (

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.errors import AllocatorError, ReplayError
 from allocscope.allocator.recording import SUFFIX, read_recording
-from allocscope.allocator.settings import MIB, parse_settings
+from allocscope.allocator.settings import parse_settings_to_try
 from allocscope.allocator.simulator import Simulator
 from allocscope.allocator.simulator.replay import Case, Failure, case_of, golden_of, replay_golden, serve, simulator_of
 from allocscope.allocator.simulator.rules import is_version
@@ -53,9 +54,11 @@ def _parser() -> argparse.ArgumentParser:
         "--conf",
         action="append",
         default=[],
-        help="other settings to try on FILE's requests, as PYTORCH_CUDA_ALLOC_CONF",
+        help="other settings to try on FILE's requests, as PYTORCH_CUDA_ALLOC_CONF takes them; may be given several times",
     )
-    parser.add_argument("--device-total", type=_bytes, metavar="BYTES", help="of FILE's device")
+    parser.add_argument(
+        "--device-total", type=_bytes, metavar="BYTES", help="of FILE's device; default: what FILE shows"
+    )
     parser.add_argument(
         "--device-other", type=_bytes, metavar="BYTES", help="of it, in use by others than the allocator"
     )
@@ -72,7 +75,7 @@ def _bytes(told: str) -> int:
 
 def _file(asked: argparse.Namespace) -> str:
     for conf in asked.conf:
-        parse_settings(conf)
+        parse_settings_to_try(conf)
     if asked.torch and not is_version(asked.torch):
         raise ReplayError(asked.torch, "is not a version of PyTorch, such as 2.14.1")
     sources = _sources(asked)
@@ -142,7 +145,7 @@ def what_ifs_as_text(found: Mapping[int, WhatIf]) -> str:
 
 def _what_if_lines(index: int, each: WhatIf) -> Iterator[str]:
     history, total = each.history, each.device_total_bytes
-    device = "of unknown size: nothing can fail" if total is None else f"of {total / MIB:,.0f} MiB"
+    device = "of unknown size, so nothing can fail (--device-total)" if total is None else f"of {size(total)}"
     yield f"device {index}, {device}: {len(history.asked)} requests, by the rules of torch {history.version}"
     yield (
         "every entry of the history is explained to the byte"
@@ -155,10 +158,19 @@ def _what_if_lines(index: int, each: WhatIf) -> Iterator[str]:
             "every request served" if outcome.failed_at is None else f"OutOfMemoryError at request {outcome.failed_at}"
         )
         yield (
-            f"  {name}: {end}; reserved at most {outcome.reserved_peak_bytes / MIB:,.0f} MiB, allocated at most "
-            f"{outcome.allocated_peak_bytes / MIB:,.0f} MiB; {outcome.num_alloc_retries} retries, "
-            f"{outcome.num_device_alloc} driver calls to get memory"
+            f"  {name}: {end}; reserved at most {size(outcome.reserved_peak_bytes)}, allocated at most "
+            f"{size(outcome.allocated_peak_bytes)}; {_many(outcome.num_alloc_retries, 'retry', 'retries')}, "
+            f"{_many(outcome.num_device_alloc, 'driver call', 'driver calls')} to get memory"
         )
+    if history.failed_at is not None and any(outcome.failed_at is None for _, outcome in each.outcomes[1:]):
+        yield (
+            f"the recorded job ran out at request {history.failed_at}: what it would have asked for later is not known, "
+            "so that one served to the end may still run out then"
+        )
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _requests(path: str, as_json: bool) -> str:

@@ -224,7 +224,7 @@ def _notes(message: OomMessage, at: Standing) -> list[str]:
     notes = []
     if at.own_pid is not None:
         notes.append(
-            f"Process {at.own_pid} is this job itself, seen from inside a container: there is no room for it beside"
+            f"Process {at.own_pid} is this job itself, seen from inside a container: what it holds fits nowhere else on the device"
         )
     elif at.among_named:
         notes.append("one of the named processes is this job itself, seen from inside a container")
