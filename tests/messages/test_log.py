@@ -98,6 +98,23 @@ def test_it_says_whose_a_message_is(prefix, rank, worker):
     assert (message.rank, message.worker, message.line) == (rank, worker, 2)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        OOM,
+        "DistBackendError: NCCL error in: NCCLUtils.hpp:340, unhandled cuda error\nLast error:\nFailed to CUDA calloc 8388608 bytes",
+        "torch.OutOfMemoryError: Allocation on device 5 would exceed allowed memory. (out of memory)\nRequested : 2.00 MiB",
+        "RuntimeError: CUDA error: out of memory",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes.",
+        "Memory cgroup out of memory: Killed process 1234 (python)",
+    ],
+)
+def test_a_message_that_does_not_say_whose_it_is_is_not_the_rank_s_that_spoke_before(text):
+    (message,) = read_log([f"[rank4]: step 12\n{text}\n[rank5]: step 12\n"]).messages
+    assert message.rank is None
+
+
 def test_a_rank_in_json_is_one():
     (message,) = read_log(['{"rank": 5, "text": "' + OOM + '"}\n']).messages
     assert message.rank == 5

@@ -134,7 +134,10 @@ _BEGINNINGS = (
     "documentationformemorymanagement",
 )
 """How the phrases begin: looking for each of these is many times as fast as trying `_PHRASE` everywhere."""
-_BEGINNING = re.compile(_PHRASES["oom"] + "|outofmemoryerror|" + _PHRASES["retry"])
+_BEGINNING = re.compile(
+    "outofmemoryerror|wouldexceedallowedmemory|"
+    + "|".join(_PHRASES[name] for name in ("oom", "retry", "nccl_head", "driver", "library", "cpu", "killed"))
+)
 AMOUNT = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)")
 AMOUNT_BEFORE = re.compile(r"(?<!\d)(?<!\d\.)(\d{1,18}(?:\.\d{1,6})?)(bytes?|[kmgtpe]i?b|b)$")
 BARE = re.compile(r"(\d{1,18})(?![\d.])")
