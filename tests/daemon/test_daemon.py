@@ -114,6 +114,17 @@ def test_a_process_that_ends_need_not_wait_for_the_interval(tmp_path):
         assert probe.acknowledged == 1
 
 
+def test_a_proxy_for_the_way_out_of_the_site_is_not_the_way_to_the_collector(tmp_path, collector, monkeypatch):
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    with DaemonProcess(tmp_path, collector.address) as daemon:
+        probe = FakeProbe(daemon.socket, process())
+        probe.samples(sample(1))
+        collector.wait_for(lambda c: c.sequences() == [1])
+        probe.end()
+
+
 # what is lost, and what is not
 
 
@@ -502,6 +513,13 @@ def test_another_daemon_on_the_socket_is_a_clear_error_and_one_that_died_is_repl
         probe.end()
 
 
+def test_the_socket_may_be_given_to_a_group_and_opened_further(tmp_path):
+    own = os.getgroups()[0] if os.geteuid() else 7  # nobody but root may give away what is theirs
+    with DaemonProcess(tmp_path, socket_group=own, socket_mode="0666") as daemon:
+        found = daemon.socket.stat()
+        assert (found.st_gid, found.st_mode & 0o777) == (own, 0o666)
+
+
 @pytest.mark.parametrize(
     ("flag", "value", "text"),
     [
@@ -511,6 +529,11 @@ def test_another_daemon_on_the_socket_is_a_clear_error_and_one_that_died_is_repl
             "cannot keep the spool in {}/file/spool: Not a directory (--spool names another folder)",
         ),
         ("--socket", "{}/file/s", "cannot listen for jobs on {}/file/s: {}/file is no folder (--socket names another)"),
+        (
+            "--socket-group",
+            "no-such-group",
+            "cannot give the jobs' socket to the group no-such-group: there is no such group (--socket-group names another)",
+        ),
         (
             "--addresses-file",
             "{}/file/a",
@@ -540,13 +563,14 @@ def test_what_cannot_be_had_is_a_clear_error(tmp_path, flag, value, text):
 
 def test_every_problem_with_the_settings_is_told_at_once(tmp_path):
     config = tmp_path / "daemon.toml"
-    config.write_text('intervall_s = 1\nspool_limit_bytes = "1G"\nmetrics_listen = "9466"\n')
+    config.write_text('intervall_s = 1\nspool_limit_bytes = "1G"\nmetrics_listen = "9466"\nsocket_mode = "rw"\n')
     done = run("--config", str(config), "--nvml-timeout-s", "soon")
     assert done.stderr == (
-        f"allocscope daemon: 4 problem(s) with the settings; the file is {config}\n"
+        f"allocscope daemon: 5 problem(s) with the settings; the file is {config}\n"
         "  intervall_s is not a setting, but is in the file (did you mean 'interval_s'?)\n"
+        "  socket_mode is 'rw': must be octal, from 0000 to 0777, such as 0660\n"
         "  spool_limit_bytes is '1G': must be a whole number\n"
-        "  metrics_listen is '9466': must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464\n"
+        "  metrics_listen is '9466': must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets\n"
         "  --nvml-timeout-s is 'soon': must be a number\n"
     )
     assert done.returncode == 2

@@ -20,7 +20,7 @@ import structlog
 
 from allocscope.daemon.config import DaemonSettings, default_socket, default_spool
 from allocscope.daemon.devices import Devices
-from allocscope.daemon.errors import AddressesError, SocketError
+from allocscope.daemon.errors import AddressesError, GroupError, SocketError
 from allocscope.daemon.exposition import MetricsServer, NodeCollector, NodeView
 from allocscope.daemon.intake import ClosedBatch, Intake
 from allocscope.daemon.listen import bind, new_server
@@ -81,8 +81,8 @@ class Daemon:
         """Until `stopping` is set."""
         server = new_server(self._service)
         try:
-            bind(server, self._socket)
-        except SocketError:
+            bind(server, self._socket, group=self._settings.socket_group, mode=int(self._settings.socket_mode, 8))
+        except (SocketError, GroupError):
             await self._disk.close()
             self._metrics.close()
             raise

@@ -12,6 +12,13 @@ from allocscope.model.settings import host_port, setting
 METRICS_PORT = 9466
 
 
+def _mode(value: str) -> str | None:
+    """A check: permission bits as chmod has them."""
+    if 3 <= len(value) <= 4 and set(value) <= set("01234567") and int(value, 8) <= 0o777:
+        return None
+    return "must be octal, from 0000 to 0777, such as 0660"
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonSettings:
     """One daemon process."""
@@ -23,6 +30,12 @@ class DaemonSettings:
 
     socket: Path | None = None
     """Where jobs connect; by default /run/allocscope/daemon.sock, without root $XDG_RUNTIME_DIR/allocscope/daemon.sock."""
+
+    socket_group: str | None = setting(None, check=lambda value: None if value else "must be a group's name or number")
+    """The socket's group, by name or number, whose members' jobs may report; by default the daemon's own."""
+
+    socket_mode: str = setting("0660", check=_mode)
+    """Who may report, octal as for chmod: who may write to the socket. 0666 lets every user of the node."""
 
     collector: str = setting("127.0.0.1:9465", check=host_port)
     """HOST:PORT of the collector's gRPC. While it is away everything waits in the spool."""

@@ -2,6 +2,7 @@
 
 DaemonError
 ├── SocketError     the probes' socket cannot be had
+├── GroupError      the socket cannot be given to that group
 ├── ListenError     the address of /metrics cannot be had
 └── SpoolError      the spool's folder cannot be used
     └── SpoolTaken  by another daemon
@@ -22,6 +23,14 @@ class SocketError(DaemonError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"cannot listen for jobs on {path}: {why} (--socket names another)")
         self.path = path
+
+
+class GroupError(DaemonError):
+    """The socket cannot be given to that group."""
+
+    def __init__(self, group: str, why: str) -> None:
+        super().__init__(f"cannot give the jobs' socket to the group {group}: {why} (--socket-group names another)")
+        self.group = group
 
 
 class ListenError(DaemonError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 import stat
@@ -10,7 +11,7 @@ from urllib.parse import quote
 
 import grpc
 
-from allocscope.daemon.errors import SocketError
+from allocscope.daemon.errors import GroupError, SocketError
 from allocscope.daemon.service import MOST_STREAMS, ProbeService
 from allocscope.proto.v1.probe_service_pb2_grpc import add_ProbeServiceServicer_to_server
 
@@ -32,21 +33,41 @@ def new_server(service: ProbeService) -> grpc.aio.Server:
     return server
 
 
-def bind(server: grpc.aio.Server, path: Path) -> None:
-    """Give the server its socket; one that a dead daemon left is replaced."""
+def bind(server: grpc.aio.Server, path: Path, *, group: str | None = None, mode: int = 0o660) -> None:
+    """Give the server its socket; one that a dead daemon left is replaced. Who may report is who may write to it."""
+    group_id = _group_id(group) if group else None
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise SocketError(path, f"the path is longer than {LONGEST_SOCKET_PATH} bytes, the system's limit")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear(path)
         server.add_insecure_port(f"unix:{quote(os.fspath(path))}")
-        path.chmod(0o660)  # who may report is who may write here
+        if group and group_id is not None:
+            _give(path, group, group_id)
+        path.chmod(mode)
     except FileExistsError as error:
         raise SocketError(path, f"{path.parent} is no folder") from error
     except RuntimeError as error:
         raise SocketError(path, "the system does not let us") from error
     except OSError as error:
         raise SocketError(path, error.strerror or str(error)) from error
+
+
+def _group_id(group: str) -> int:
+    if group.isascii() and group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError as error:
+        raise GroupError(group, "there is no such group") from error
+
+
+def _give(path: Path, group: str, group_id: int) -> None:
+    try:
+        os.chown(path, -1, group_id)
+    except (OSError, OverflowError) as error:
+        path.unlink(missing_ok=True)
+        raise GroupError(group, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _clear(path: Path) -> None:
