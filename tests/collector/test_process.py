@@ -103,7 +103,7 @@ def test_everything_that_is_wrong_with_the_settings_is_said_at_once(starts):
     assert [line.strip() for line in text.splitlines()] == [
         f"allocscope collector: 6 problem(s) with the settings; the file is {folder}/collector.toml",
         "databse is not a setting, but is in the file (did you mean 'database'?)",
-        "--grpc-listen is 'everywhere': must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464",
+        "--grpc-listen is 'everywhere': must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets",
         "webhook is '…': must begin with http:// or https://",
         "retire_after_s is 1: must be from 5 to 604800",
         "queue_bytes is 'much': must be a whole number",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allocscope.cli.settings import UnusableError, read_settings
-from allocscope.model.settings import setting
+from allocscope.model.settings import host_port, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,25 @@ class Settings:
     interval_s: float = setting(1.0, at_least=0.1)
     """How often."""
 
+    listen: str = setting("127.0.0.1:7", check=host_port)
+    """Where it is asked."""
+
+    spool: Path | None = None
+    """Its folder."""
+
+    nvml: bool = True
+    """Whether it reads NVML."""
+
+    webhook: tuple[str, ...] = ()
+    """Who is told."""
+
+    log_level: str = setting("info", choices=("debug", "info"))
+    """What is logged."""
+
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
     for name in ("CONFIG", "NODE", "INTERVAL_S"):
         monkeypatch.delenv(f"ALLOCSCOPE_{name}", raising=False)
 
@@ -72,8 +88,18 @@ def test_a_variable_that_is_nearly_one_is_warned_of(monkeypatch, capsys):
     )
 
 
-def test_help_tells_what_each_setting_means(capsys):
+def test_help_tells_what_each_setting_means_how_its_value_looks_and_what_holds_without(capsys):
     with pytest.raises(SystemExit) as caught:
         read("--help")
     assert caught.value.code == 0
-    assert "The node's name: 100 % of it." in capsys.readouterr().out
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert told[told.index("--config FILE settings in TOML") + 1 :][:8] == [
+        "--node NODE The node's name: 100 % of it. (default: here)",
+        "--interval-s SECONDS How often. (default: 1)",
+        "--listen HOST:PORT Where it is asked. (default: 127.0.0.1:7)",
+        "--spool PATH Its folder.",
+        "--nvml {true,false} Whether it reads NVML. (default: true)",
+        "--webhook WEBHOOK Who is told. (may be given several times)",
+        "--log-level {debug,info}",
+        "What is logged. (default: info)",
+    ]

@@ -63,7 +63,9 @@ def test_every_problem_is_reported_together_with_what_would_be_right():
         Problem("node", MISSING, "must be given, as --node, ALLOCSCOPE_NODE, or in the file"),
         Problem("ALLOCSCOPE_INTERVAL_S", "0", "must be from 0.1 to 60"),
         Problem("--spool-limit-bytes", "1e3", "must be a whole number"),
-        Problem("ALLOCSCOPE_LISTEN", "9464", "must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464"),
+        Problem(
+            "ALLOCSCOPE_LISTEN", "9464", "must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets"
+        ),
         Problem("nvml", "yes", "must be true or false"),
         Problem("hosts", [1], "must be a list of texts"),
         Problem("log_format", "xml", "must be one of json, console"),
@@ -121,4 +123,4 @@ def test_the_docstring_under_a_field_is_its_help():
 
 @pytest.mark.parametrize("value", ["1:2:3", ":80", "host", "host:", "host:70000", "host:-1", "host:８０"])
 def test_what_is_no_host_and_port(value):
-    assert host_port(value) == "must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464"
+    assert host_port(value) == "must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets"

@@ -7,9 +7,9 @@ import inspect
 import os
 import sys
 import tomllib
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from pathlib import Path
-from typing import TypeVar, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from allocscope.model import settings
 
@@ -60,7 +60,39 @@ def _parser(cls: type, command: str, about: str) -> argparse.ArgumentParser:
     docs = settings.docstrings(inspect.getsource(module)) if module else {}
     types = get_type_hints(cls)
     for field in fields(cls):
-        text = docs.get(field.name, "").replace("%", "%%")
+        text = (docs.get(field.name, "") + _default(field)).replace("%", "%%")
         action = "append" if get_origin(types[field.name]) is tuple else "store"
-        parser.add_argument("--" + field.name.replace("_", "-"), action=action, metavar="…", help=text)
+        flag = "--" + field.name.replace("_", "-")
+        parser.add_argument(flag, action=action, metavar=_form(field, types[field.name]), help=text)
     return parser
+
+
+def _form(field: Field[Any], kind: Any) -> str:
+    """How a value looks: its choices, or its kind, or the last word of its name, which is its unit where it has one."""
+    if choices := field.metadata.get("choices"):
+        return "{" + ",".join(choices) + "}"
+    if field.metadata.get("check") is settings.host_port:
+        return "HOST:PORT"
+    if kind is bool:
+        return "{true,false}"
+    if Path in (kind, *get_args(kind)):
+        return "PATH"
+    last = field.name.rpartition("_")[2]
+    return "SECONDS" if last == "s" else last.upper()
+
+
+def _default(field: Field[Any]) -> str:
+    """None and () have no words of their own: the docstring tells what holds without."""
+    default = field.default
+    if default == ():
+        return " (may be given several times)"
+    if default is MISSING or default is None:
+        return ""
+    told = (
+        str(default).lower()
+        if isinstance(default, bool)
+        else f"{default:.15g}"
+        if isinstance(default, float)
+        else default
+    )
+    return f" (default: {told})"

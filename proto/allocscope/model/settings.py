@@ -128,7 +128,7 @@ def host_port(value: str) -> str | None:
     bracketed = host.startswith("[") and host.endswith("]")
     if colon and host and (":" not in host or bracketed) and port.isascii() and port.isdigit() and int(port) <= 65535:
         return None
-    return "must be HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464"
+    return "must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets"
 
 
 class _Reader:
