@@ -120,7 +120,7 @@ def test_a_signal_ends_it_in_order(tmp_path, daemon, number):
     assert daemon.events()[0].time_us == daemon.samples()[-1].time_us
 
 
-def test_without_a_daemon_what_was_not_acknowledged_is_counted(tmp_path):
+def test_without_a_daemon_what_was_not_acknowledged_is_counted_and_told(tmp_path):
     path = write_recording(tmp_path, DEATH)
     done = subprocess.run(
         command(path, Receiver(tmp_path / "none"), "--speed", "1000", "--flush-timeout", "0.1", "--json"),
@@ -130,8 +130,32 @@ def test_without_a_daemon_what_was_not_acknowledged_is_counted(tmp_path):
         check=False,
     )
     told = json.loads(done.stdout)
-    assert done.returncode == 1
+    assert (done.returncode, told["ended"]) == (3, "died")
     assert told["unacknowledged"] == told["samples"] + told["block_maps"] + told["events"]
+    left = told["unacknowledged"]
+    assert done.stderr == (
+        f"allocscope play: {left} of {left} items were not acknowledged by a daemon at {tmp_path}/none\n"
+    )
+
+
+def test_a_daemon_that_is_not_there_is_told_of_while_it_plays_on(tmp_path):
+    socket = tmp_path / "late"
+    process = subprocess.Popen(
+        command(write_recording(tmp_path, HEALTHY), Receiver(socket), "--speed", "1"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            f"allocscope play: no daemon answers at {socket} yet; going on, at most 4096 items are kept\n"
+        )
+        with Receiver(socket) as late:
+            late.wait_for(late.samples)
+            process.terminate()
+            assert (process.communicate(timeout=LONG_S)[1], process.returncode) == ("", 0)
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize(
@@ -157,6 +181,9 @@ def test_a_recording_that_cannot_be_used_is_told_with_status_2(tmp_path, capsys,
     ("option", "message"),
     [
         (["--speed", "0"], "0 is not a number above 0"),
+        (["--speed", "fast"], "fast is not a number above 0"),
+        (["--rank", "1.5"], "1.5 is not a whole number from 0 on"),
+        (["--start-at", "noon"], "noon is not a unix time in seconds"),
         (["--speed", "nan"], "nan is not a number above 0"),
         (["--rank", "-1"], "-1 is not a whole number from 0 on"),
         (["--start-at", "inf"], "inf is not a unix time in seconds"),

@@ -1,6 +1,7 @@
 """`allocscope run`: becomes the command, with the probe in it; what cannot be said is said as a shell would."""
 
 import os
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -120,10 +121,35 @@ def test_help_is_no_error(capsys):
     ("command", "status", "text"),
     [
         ("no-such-command", 127, "allocscope run: no-such-command: there is no such command\n"),
-        ("no-such.py", 127, "allocscope run: no-such.py: there is no such command\n"),
+        ("no-such.py", 127, "allocscope run: no-such.py: there is no such file\n"),
         ("/etc", 126, "allocscope run: /etc: Permission denied\n"),
     ],
 )
-def test_a_command_that_cannot_be_run_is_named(capsys, folder, command, status, text):
+def test_a_command_that_cannot_be_run_is_named(capsys, folder, monkeypatch, command, status, text):
+    monkeypatch.setenv("ALLOCSCOPE_DISABLE", "1")
     assert run.main([command]) == status
     assert capsys.readouterr().err == text
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({}, "allocscope run: no daemon at nobody: the job runs, its memory is not reported until one is there\n"),
+        ({"ALLOCSCOPE_DISABLE": "1"}, ""),
+    ],
+)
+def test_a_daemon_that_is_not_there_is_told_of_before_the_job_begins(
+    becomes, folder, monkeypatch, capsys, environ, text
+):
+    monkeypatch.delenv("ALLOCSCOPE_DISABLE", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    becomes("--socket", "nobody", "x")
+    assert capsys.readouterr().err == text
+
+
+def test_a_daemon_that_is_there_is_nothing_to_tell_of(becomes, folder, capsys):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("d.sock")
+        becomes("--socket", "d.sock", "x")
+    assert capsys.readouterr().err == ""

@@ -1,8 +1,13 @@
 """One stream to the daemon: everything arrives, in order, whatever the daemon does; the caller never waits."""
 
+import grp
 import logging
 import os
+import shutil
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -182,6 +187,44 @@ def test_without_a_daemon_nothing_waits_and_nothing_is_printed(path, uplink, cap
     assert uplink.close(0.1) == 1
     assert time.monotonic() - began < 1
     assert capfd.readouterr() == ("", "")
+
+
+SHUT_OUT = """
+import logging, os, sys
+from allocscope.model import Event, EventKind, Process
+from allocscope.probe.uplink import Uplink
+logging.basicConfig(level=logging.INFO, format="%(message)s")
+os.geteuid() or os.seteuid(65534)  # root may open everything
+uplink = Uplink(sys.argv[1], Process(process_id="a1" * 16, job="train", pid=7, host="node", started_us=1))
+uplink.start()
+uplink.event(Event("a1" * 16, uplink.next_sequence(), 1, EventKind.STOPPED))
+print(uplink.close(0.5))  # it tries every tenth of a second
+"""
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """pytest's own are closed to others."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_a_socket_that_the_job_may_not_open_is_told_once_and_whose_it_is(open_folder):
+    path = open_folder / "d.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        path.chmod(0)
+        listener.listen()
+        command = [sys.executable, "-c", SHUT_OUT, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
+    group = grp.getgrgid(path.stat().st_gid).gr_name
+    assert done.stdout == "1\n"
+    assert done.stderr == (
+        f"allocscope: {path} is closed to this process: Permission denied; its mode is s---------,"
+        f" its group {group} (the next ones of this kind are not logged)\n"
+    )
 
 
 def test_a_socket_nobody_listens_on_is_tried_again(path, uplink):

@@ -23,11 +23,15 @@ from allocscope.allocator.errors import AllocatorError
 from allocscope.allocator.player import Player, Seen
 from allocscope.allocator.recording import Recording, read_recording
 from allocscope.model import AllocatorRef, BlockMap, Device, Event, EventKind, Process, Sample
-from allocscope.probe.uplink import Uplink
+from allocscope.probe.uplink import CAPACITY, Uplink
 
 HELP = "behave, toward a daemon, as a recorded job did"
 EXIT = """exit status: 0 the recorded job ended in order, or SIGINT or SIGTERM ended the play; 1 the recorded job died of an
-OutOfMemoryError, as the real one did; 2 the recording or an option cannot be used"""
+OutOfMemoryError, as the real one did; 2 the recording or an option cannot be used; 3 the daemon has not acknowledged all
+of it, however the job ended"""
+UNACKNOWLEDGED = 3
+REACHED_WITHIN_S = 2.0
+"""A daemon that runs is there at once; one that starts along with us takes about a second."""
 FINISHED, DIED, STOPPED = "finished", "died", "stopped"
 
 
@@ -79,24 +83,32 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _speed(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 
 def _moment(text: str) -> float:
-    value = float(text)
+    value = _number(text)
     if not (math.isfinite(value) and 0 <= value < 1 << 40):
         raise argparse.ArgumentTypeError(f"{text} is not a unix time in seconds")
     return value
 
 
 def _whole(text: str) -> int:
-    value = int(text)
-    if not 0 <= value < 1 << 31:
+    value = _number(text)
+    if not (0 <= value < 1 << 31 and value.is_integer()):
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 on")
-    return value
+    return int(value)
+
+
+def _number(text: str) -> float:
+    """What is no number is not finite either."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 @dataclass(slots=True)
@@ -107,6 +119,10 @@ class _Sent:
     block_maps: int = 0
     events: int = 0
     oom_us: int | None = None
+
+    @property
+    def all(self) -> int:
+        return self.samples + self.block_maps + self.events
 
 
 class _Play:
@@ -122,21 +138,30 @@ class _Play:
         self._process = _process(recording, options, self._start_us)
         self._ref = AllocatorRef(self._process.process_id, self._process.devices[0].uuid)
         self._sent = _Sent()
+        self._socket = options.socket or default_socket()
 
     def run(self) -> int:
         """Play until the end or a signal; the exit status."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: self._stop.set())
-        uplink = Uplink(self._options.socket or default_socket(), self._process)
+        uplink = Uplink(self._socket, self._process)
         player = Player(self._recording, seed=_seed(self._process), allocator=self._ref)
         uplink.start()
+        warning = threading.Timer(REACHED_WITHIN_S, self._warn_unless_reached, (uplink,))
+        warning.daemon = True
+        warning.start()
         try:
             ended = self._play(player, uplink)
         finally:
+            warning.cancel()
             unacknowledged = uplink.close(self._options.flush_timeout)
-        self._tell(f"{ended}; {unacknowledged} not acknowledged")
+        self._tell(ended)
+        if unacknowledged:
+            _say(f"{unacknowledged} of {self._sent.all} items were not acknowledged by a daemon at {self._socket}")
         if self._options.json:
             print(json.dumps(self._summary(ended, unacknowledged)), flush=True)
+        if unacknowledged:
+            return UNACKNOWLEDGED
         return 1 if ended == DIED else 0
 
     def _play(self, player: Player, uplink: Uplink) -> str:
@@ -175,9 +200,13 @@ class _Play:
                     f"{placed.kind.value} at {(seen.time_us - self._recording.start_us) / 1e6:.1f} s of the recording"
                 )
 
+    def _warn_unless_reached(self, uplink: Uplink) -> None:
+        if not uplink.is_reached:
+            _say(f"no daemon answers at {self._socket} yet; going on, at most {CAPACITY} items are kept")
+
     def _tell(self, text: str) -> None:
         if self._options.verbose:
-            print(f"allocscope play: {text}", file=sys.stderr, flush=True)
+            _say(text)
 
     def _summary(self, ended: str, unacknowledged: int) -> dict[str, object]:
         sent = self._sent
@@ -192,6 +221,10 @@ class _Play:
             "oom_us": sent.oom_us,
             "ended": ended,
         }
+
+
+def _say(text: str) -> None:
+    print(f"allocscope play: {text}", file=sys.stderr, flush=True)
 
 
 def _process(recording: Recording, options: argparse.Namespace, started_us: int) -> Process:

@@ -47,12 +47,15 @@ def main(arguments: list[str]) -> int:
         return MISUSED
     command = with_interpreter(command)
     environ = with_probe({**os.environ, **settings})
+    if warning := without_daemon(environ):
+        print(f"allocscope run: {warning}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     try:
         os.execvpe(command[0], command, environ)
     except FileNotFoundError:
-        return _cannot(command[0], "there is no such command", NOT_FOUND)
+        what = "file" if command[0].endswith(".py") else "command"
+        return _cannot(command[0], f"there is no such {what}", NOT_FOUND)
     except OSError as error:
         return _cannot(command[0], error.strerror or str(error), NOT_EXECUTABLE)
 
@@ -95,6 +98,18 @@ def with_probe(environ: Mapping[str, str]) -> dict[str, str]:
     hook = str(Path(probe.__file__).parent / "site")
     folders = [folder for folder in environ.get("PYTHONPATH", "").split(os.pathsep) if folder != hook]
     return {**environ, "PYTHONPATH": os.pathsep.join([hook, *folders]) if any(folders) else hook}
+
+
+def without_daemon(environ: Mapping[str, str]) -> str | None:
+    """What there is to say where the probe, which is silent in a job, has nobody to report to."""
+    from allocscope.probe.app import is_disabled, socket_of
+
+    socket = socket_of(environ)
+    if is_disabled(environ) or os.access(socket, os.W_OK):
+        return None
+    if os.access(socket, os.F_OK):
+        return f"the socket {socket} is closed to this user: the job runs, its memory is not reported"
+    return f"no daemon at {socket}: the job runs, its memory is not reported until one is there"
 
 
 def _cannot(command: str, why: str, status: int) -> int:

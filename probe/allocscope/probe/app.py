@@ -139,7 +139,7 @@ def start(
     global _probe, _is_child
     try:
         with _starting:
-            if _probe is not None or _is_disabled(os.environ) or (_is_child and not in_child):
+            if _probe is not None or is_disabled(os.environ) or (_is_child and not in_child):
                 return
             probe = Probe(os.environ, job=job, place=Place(rank, world_size, local_rank), socket=socket)
             probe.start()
@@ -171,7 +171,8 @@ def socket_of(environ: Mapping[str, str]) -> str:
     return str(own) if own is not None and own.exists() and not Path(SYSTEM_SOCKET).exists() else SYSTEM_SOCKET
 
 
-def _is_disabled(environ: Mapping[str, str]) -> bool:
+def is_disabled(environ: Mapping[str, str]) -> bool:
+    """Whether the probe is to do nothing."""
     return environ.get("ALLOCSCOPE_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
 
 

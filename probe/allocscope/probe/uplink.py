@@ -6,18 +6,21 @@ into it: without protobuf, without a daemon, with one that hangs or restarts, th
 
 from __future__ import annotations
 
+import grp
 import logging
 import os
 import random
 import re
 import select
 import socket as sockets
+import stat
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from allocscope.model.blocks import BlockMap
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("allocscope.probe")
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
+CAPACITY = 4096
+"""Samples, block maps and events kept while no daemon takes them: about an hour of a device."""
 LONGEST_CHUNK = 256
 """Samples in one message: far under gRPC's message limit of 4 MiB, and enough that messages cost nothing."""
 LONGEST_BACKLOG_BYTES = 256 << 10
@@ -68,7 +73,7 @@ class Uplink:
         process: Process,
         *,
         on_order: Callable[[Order], None] | None = None,
-        capacity: int = 4096,
+        capacity: int = CAPACITY,
     ) -> None:
         self._socket, self._process, self._on_order = socket, process, on_order
         self._pid = os.getpid()
@@ -82,6 +87,8 @@ class Uplink:
         self._thread: threading.Thread | None = None
         self._line: _Line | None = None
         self._told: set[str] = set()
+        self.is_reached = False
+        """Whether anything ever listened there."""
         _all.add(self)
 
     # what callers do
@@ -267,7 +274,7 @@ class Uplink:
             if wire is None:
                 return False
             with self._changed:
-                self._line = line
+                self._line, self.is_reached = line, True
                 self._ring.rewind()
                 self._hello_due = True
             for answer in self._converse(line, Call(wire.method)):
@@ -289,6 +296,9 @@ class Uplink:
             return None
         try:
             return _Line(self._socket)
+        except PermissionError as error:
+            self._tell_once(f"{self._socket} is closed to this process: {_who_may(self._socket, error)}", logging.INFO)
+            return None
         except (OSError, ValueError):  # nobody listens there, or it cannot be a name
             return None
 
@@ -344,6 +354,19 @@ class Uplink:
                 self._on_order(order)
         except Exception as error:  # noqa: BLE001 (an order must not end the stream)
             self._tell_once(f"an order failed: {error!r}", logging.INFO)
+
+
+def _who_may(socket: str, refusal: PermissionError) -> str:
+    """Why a socket may not be opened, and whose members may."""
+    try:
+        found = Path(socket).stat()
+    except OSError:
+        return f"{refusal.strerror}, in a folder on the way to it"
+    try:
+        group = grp.getgrgid(found.st_gid).gr_name
+    except KeyError:
+        group = str(found.st_gid)
+    return f"{refusal.strerror}; its mode is {stat.filemode(found.st_mode)}, its group {group}"
 
 
 class _Line:

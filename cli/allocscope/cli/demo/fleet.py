@@ -17,8 +17,8 @@ from typing import IO
 READY_WITHIN_S = 30.0
 """A service that has not told its addresses by then has failed; it takes one second on an idle machine."""
 STOP_WITHIN_S = 10.0
-PLAYED = (0, 1)
-"""Exit statuses of `allocscope play`: the recorded job ended in order, or died."""
+PLAYED = (0, 1, 3)
+"""Exit statuses of `allocscope play`: the recorded job ended in order, or died, or not all of it was acknowledged."""
 LONGEST_SOCKET = 100
 """A unix socket's path may have 107 bytes (unix(7))."""
 PR_SET_PDEATHSIG = 1
