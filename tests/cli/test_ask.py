@@ -106,11 +106,29 @@ def test_a_refusal_is_told_in_the_collectors_words(httpserver: HTTPServer, capsy
     assert capsys.readouterr().err == "allocscope: no reports of job 'x'\n"
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "not a url", "http://[::1"])
-def test_where_no_collector_answers_it_says_how_to_name_one(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_and_port_will_do_and_a_list_of_nothing_says_so(
+    httpserver: HTTPServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(httpserver, "alerts", {"limit": "100"}, {"items": [], "next_cursor": None})
+    assert main(["alerts", "--url", f"{httpserver.host}:{httpserver.port}"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["since (UTC)  until  severity  state  alert  why", "(none)"]
+
+
+@pytest.mark.parametrize(
+    ("url", "asked_at"),
+    [
+        ("http://127.0.0.1:1", "http://127.0.0.1:1"),
+        ("127.0.0.1:1", "http://127.0.0.1:1"),
+        ("not a url", "http://not a url"),
+        ("http://[::1", "http://[::1"),
+    ],
+)
+def test_where_no_collector_answers_it_says_how_to_name_one(
+    url: str, asked_at: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["jobs", "--url", url]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"allocscope: no collector answers at {url} (")
+    assert said.startswith(f"allocscope: no collector answers at {asked_at} (")
     assert said.endswith("; name it with --url or ALLOCSCOPE_URL\n")
 
 

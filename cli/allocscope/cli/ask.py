@@ -37,15 +37,23 @@ def parser(name: str, does: str) -> argparse.ArgumentParser:
 def answer(options: argparse.Namespace, path: str, params: Json, told: Callable[[Json], Iterable[Row]]) -> int:
     """Ask, and print what came: JSON, or the rows that `told` makes of it, the first of which are headings."""
     try:
-        got = _ask(options.url, path, params)
+        got = _ask(with_scheme(options.url), path, params)
     except _Unanswered as error:
         print(f"allocscope: {error}", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps(got))
     else:
-        print(columns(list(told(got))))
+        rows = list(told(got))
+        print(columns(rows))
+        if len(rows) == 1:
+            print("(none)")
     return 0
+
+
+def with_scheme(url: str) -> str:
+    """HOST:PORT alone is taken as http."""
+    return url if "://" in url else f"http://{url}"
 
 
 def columns(rows: Sequence[Row]) -> str:
