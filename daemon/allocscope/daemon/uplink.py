@@ -39,10 +39,8 @@ REFUSED = (
     grpc.StatusCode.UNIMPLEMENTED,
 )
 CHANNEL_OPTIONS = (
-    (
-        "grpc.enable_http_proxy",
-        0,
-    ),  # a daemon talks to its collector directly; $http_proxy is for the way out of the site
+    # A daemon talks to its collector directly; $http_proxy is for the way out of the site.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.keepalive_time_ms", 60_000),
