@@ -166,3 +166,32 @@ def test_settings_that_outlive_a_recorded_failure_are_not_said_to_save_the_job(c
     assert note.startswith("the recorded job ran out at request ")
     assert replay([run]) == 0
     assert "is not known" not in capsys.readouterr().out
+
+
+def test_it_says_where_a_replay_is_not_what_was_recorded(tmp_path, capsys):
+    """A neighbour grew meanwhile: a snapshot alone does not tell that, a recording does."""
+    run = SHIPPED / "neighbour-2-6562.run.json"
+    assert replay([str(run)]) == 0
+    assert "estimate" not in capsys.readouterr().out
+    assert replay([str(SHIPPED / "neighbour-2-6562.pickle.gz")]) == 0
+    title, _, note, _ = capsys.readouterr().out.splitlines()
+    assert title.startswith(
+        "device 0, of 2.73 GiB for this allocator, as its last OutOfMemoryError shows: 39436 requests"
+    )
+    assert note == (
+        "but 4.87 GiB was reserved at most then, and 2.72 GiB is here: what others held of the device changed, too; "
+        "take it for an estimate"
+    )
+
+
+@pytest.mark.parametrize(("told", "bytes_"), [("536870912", 512 * MIB), ("512MiB", 512 * MIB), ("0.5 GiB", 512 * MIB)])
+def test_a_size_comes_in_bytes_or_with_its_unit(capsys, told, bytes_):
+    assert replay([str(SHIPPED / "steady-1-2216.pickle.gz"), "--device-total", told, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"]["0"]["device_total_bytes"] == bytes_
+
+
+@pytest.mark.parametrize("told", ["1GB", "-1", "", "0.5", "much"])
+def test_what_is_no_size_is_refused_with_an_example(capsys, told):
+    with pytest.raises(SystemExit):
+        replay(["x", f"--device-total={told}"])
+    assert f"{told!r} is not a number of bytes, such as 25769803776 or 24GiB" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def _first(chunks: Iterator[bytes]) -> bytes:
 def _not_a_pickle(first: bytes) -> str:
     if first.startswith(_TEXT_PICKLES):
         return "is a pickle of protocol 0 or 1, which PyTorch never writes; dump it again with protocol 4"
-    return "is not a pickle"
+    return "is not a pickle, nor JSON; of a log `allocscope oom` tells"
 
 
 def _of_length(code: bytes, lengths: Iterable[int], *, width: int = 1) -> bytes:

@@ -17,6 +17,7 @@ from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites
 from allocscope.allocator.errors import AllocatorError, SnapshotError
 from allocscope.allocator.headroom import Headroom
 from allocscope.allocator.snapshot import Snapshot, read_snapshot
+from allocscope.cli.figures import read_size
 from allocscope.cli.inspect_text import NARROWEST, Look, as_text
 from allocscope.model import BlockGroup, Line, PrivatePool
 
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("file", metavar="FILE")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--device-free", type=_bytes, metavar="BYTES", help="free on the device, for the headroom")
+    parser.add_argument("--device-free", type=read_size, metavar="BYTES", help="free on the device, for the headroom")
     parser.add_argument("--now", action="store_true", help="show the snapshot as it is, not its last OutOfMemoryError")
     return parser
 
@@ -79,12 +80,6 @@ def _look() -> Look:
         colour=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
         ascii_only=not encoding.startswith("utf"),
     )
-
-
-def _bytes(told: str) -> int:
-    if (amount := int(told)) < 0:
-        raise ValueError(told)
-    return amount
 
 
 def as_json(diagnosis: Diagnosis, snapshot: Snapshot) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from allocscope.allocator.simulator.replay import Case, Failure, case_of, golden
 from allocscope.allocator.simulator.rules import is_version
 from allocscope.allocator.simulator.what_if import Source, WhatIf, what_if
 from allocscope.allocator.snapshot import TraceEntry, read_snapshot
+from allocscope.cli.figures import read_size
 
 HELP = "what PyTorch's allocator would do with requests that were written down"
 LIMIT_BYTES = 1 << 30
@@ -57,20 +58,14 @@ def _parser() -> argparse.ArgumentParser:
         help="other settings to try on FILE's requests, as PYTORCH_CUDA_ALLOC_CONF takes them; may be given several times",
     )
     parser.add_argument(
-        "--device-total", type=_bytes, metavar="BYTES", help="of FILE's device; default: what FILE shows"
+        "--device-total", type=read_size, metavar="BYTES", help="of FILE's device; default: what FILE shows"
     )
     parser.add_argument(
-        "--device-other", type=_bytes, metavar="BYTES", help="of it, in use by others than the allocator"
+        "--device-other", type=read_size, metavar="BYTES", help="of it, in use by others than the allocator"
     )
     parser.add_argument("--torch", metavar="VERSION", help="FILE's; default: what explains it best")
     parser.add_argument("--json", action="store_true", help="one JSON object; sizes in bytes")
     return parser
-
-
-def _bytes(told: str) -> int:
-    if (amount := int(told)) < 0:
-        raise ValueError(told)
-    return amount
 
 
 def _file(asked: argparse.Namespace) -> str:
@@ -126,6 +121,8 @@ def what_ifs_as_json(found: Mapping[int, WhatIf]) -> dict[str, object]:
             str(index): {
                 "torch": each.history.version,
                 "device_total_bytes": each.device_total_bytes,
+                "total_is_shown": each.total_is_shown,
+                "recorded_peak_bytes": each.recorded_peak_bytes,
                 "requests": len(each.history.asked),
                 "entries": each.history.entries,
                 "explained": each.history.explained,
@@ -146,12 +143,17 @@ def what_ifs_as_text(found: Mapping[int, WhatIf]) -> str:
 def _what_if_lines(index: int, each: WhatIf) -> Iterator[str]:
     history, total = each.history, each.device_total_bytes
     device = "of unknown size, so nothing can fail (--device-total)" if total is None else f"of {size(total)}"
+    if each.total_is_shown:
+        device = f"{device} for this allocator, as its last OutOfMemoryError shows"
     yield f"device {index}, {device}: {len(history.asked)} requests, by the rules of torch {history.version}"
     yield (
         "every entry of the history is explained to the byte"
         if history.exact
         else f"the history is explained up to entry {history.explained} of {history.entries}: what follows is an estimate"
     )
+    if (peak := each.outcomes[0][1].reserved_peak_bytes) != each.recorded_peak_bytes:
+        why = "what others held of the device changed, too" if each.total_is_shown else "the history does not show all"
+        yield f"but {size(each.recorded_peak_bytes)} was reserved at most then, and {size(peak)} is here: {why}; take it for an estimate"
     for at, (conf, outcome) in enumerate(each.outcomes):
         name = f"{conf or 'default'}{' (as recorded)' if at == 0 else ''}"
         end = (

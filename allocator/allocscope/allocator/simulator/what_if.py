@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from allocscope.allocator.settings import AllocatorSettings, parse_settings
@@ -38,6 +38,10 @@ class WhatIf:
     history: History
     device_total_bytes: int | None
     """None: not known, and so nothing could fail."""
+    total_is_shown: bool
+    """Whether that size is not told, but what the last OutOfMemoryError of the history shows this allocator to have had."""
+    recorded_peak_bytes: int
+    """What was reserved at most while the history was recorded."""
     outcomes: tuple[tuple[str, Outcome], ...]
     """By settings, as they were recorded first."""
 
@@ -64,21 +68,34 @@ def what_if(source: Source, confs: Iterable[str], *, version: str | None = None)
     for conf, settings in [(source.conf, source.settings), *((conf, parse_settings(conf)) for conf in confs)]:
         simulator = Simulator(settings, Device(known), version=history.version)
         outcomes.append((conf, ask_again(history.asked, simulator, other)))
-    return WhatIf(history, total, tuple(outcomes))
+    return WhatIf(
+        history=history,
+        device_total_bytes=total,
+        total_is_shown=total is not None and not source.device_total_bytes,
+        recorded_peak_bytes=max(_reserved(source.trace, source.segments)),
+        outcomes=tuple(outcomes),
+    )
 
 
 def shown_total(trace: Sequence[TraceEntry], segments: Iterable[SnapshotSegment]) -> int | None:
     """What an allocator and the device's free memory came to when a request failed, at the last such moment; None: none did."""
-    reserved = sum(segment.total_size for segment in segments)
-    for entry in reversed(trace):
+    for entry, reserved in zip(reversed(trace), _reserved(trace, segments), strict=False):
         free: int | None = entry.device_free
         if entry.action == "oom" and free is not None:
             return reserved + free
+    return None
+
+
+def _reserved(trace: Sequence[TraceEntry], segments: Iterable[SnapshotSegment]) -> Iterator[int]:
+    """After each entry, the last one first; before the first, in the end."""
+    reserved = sum(segment.total_size for segment in segments)
+    yield reserved
+    for entry in reversed(trace):
         if entry.action in ("segment_alloc", "segment_map"):
             reserved -= entry.size
         elif entry.action in ("segment_free", "segment_unmap"):
             reserved += entry.size
-    return None
+        yield reserved
 
 
 def _always(other_bytes: int) -> OtherUsed:
