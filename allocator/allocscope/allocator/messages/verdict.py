@@ -9,7 +9,15 @@ from allocscope.allocator.messages.figures import Range
 from allocscope.allocator.messages.judgement import Judgement, Verdict
 from allocscope.allocator.messages.message import OomMessage, Origin
 from allocscope.allocator.messages.standing import GIB, Standing, standing
-from allocscope.allocator.messages.words import SMALLER, about, fragmentation_advice, others_advice, others_hold, said
+from allocscope.allocator.messages.words import (
+    NO_SETTING,
+    SMALLER,
+    about,
+    fragmentation_advice,
+    others_advice,
+    others_hold,
+    said,
+)
 
 NEARLY_FULL = 50
 """Less than one part in so many of what is reserved is free inside: then fragmentation is not what is wrong."""
@@ -65,7 +73,7 @@ def _more_than_the_device(message: OomMessage, at: Standing) -> Judgement | None
         return Judgement(Verdict.CAPACITY, (why,), ("ask for less at once: smaller batches, sequences or images",))
     if message.allocated and message.total and at.total.below(at.live):
         why = f"PyTorch holds {said(message.allocated)} on a device of {said(message.total)}: the driver lends host memory (Windows)"
-        return Judgement(Verdict.CAPACITY, (why, "and that is used up too"), SMALLER)
+        return Judgement(Verdict.CAPACITY, (why, "and that is used up too", NO_SETTING), SMALLER)
     return None
 
 
@@ -107,7 +115,9 @@ def _allowed(message: OomMessage, at: Standing) -> Judgement | None:
         why = f"{said(message.allowed)} is allowed to this process"
     reasons = [why]
     if not exceeds:
-        reasons.append("close: the figures are rounded, but nothing else explains it with that much free on the device")
+        reasons.append(
+            "a close call: the figures are rounded, but nothing else explains it with that much free on the device"
+        )
     if at.stranded_known and at.stranded.at_least(at.requested):
         reasons.append(f"{about(at.stranded)} within the limit were free in holes")
     return Judgement(
@@ -159,8 +169,7 @@ def _fragmented(message: OomMessage, at: Standing) -> Judgement:
             f"{about(at.stranded)} free in holes would have held this {said(message.requested)}, but hardly the next:"
             f" next to all of the {about(at.reserved)} that PyTorch reserved was live"
         )
-        advice = (SMALLER[0], "a setting of the allocator would hardly have put it off")
-        return Judgement(Verdict.CAPACITY, (why,), advice)
+        return Judgement(Verdict.CAPACITY, (why, "a setting of the allocator would hardly have put it off"), SMALLER)
     free = f", and {said(message.free)} on the device" if message.free and message.free.bytes else ""
     reasons = (
         f"{about(at.stranded)} lay free in holes of what PyTorch reserved{free}: more than the {said(message.requested)} asked for",
@@ -175,7 +184,7 @@ def _too_much(message: OomMessage, at: Standing) -> Judgement | None:
     together = at.free + at.stranded
     if together.below(at.requested):
         why = f"all that was free, {about(together)} (holes and the device together), is less than the {said(message.requested)} asked for"
-        return Judgement(Verdict.CAPACITY, (why,), SMALLER)
+        return Judgement(Verdict.CAPACITY, (why, NO_SETTING), SMALLER)
     return None
 
 
@@ -187,13 +196,13 @@ def _not_called(message: OomMessage, at: Standing) -> Judgement:
         return Judgement(Verdict.UNKNOWN, ("the text does not say what was asked for",))
     if at.free_known and at.free.at_least(at.requested):
         why = (
-            f"close: the device had {said(message.free)} free, hardly more than the {said(message.requested)} asked for;"
+            f"a close call: the device had {said(message.free)} free, hardly more than the {said(message.requested)} asked for;"
             " a driver may refuse before the last of it is given"
         )
         return Judgement(Verdict.UNKNOWN, (why,))
     if at.stranded_known and at.free_known:
         why = (
-            f"close: all that was free, {about(at.free + at.stranded)}, and the {said(message.requested)} asked for cannot be told"
+            f"a close call: all that was free, {about(at.free + at.stranded)}, and the {said(message.requested)} asked for cannot be told"
             " apart, rounded as they are printed"
         )
         return Judgement(

@@ -8,10 +8,8 @@ from allocscope.allocator.messages.figures import Figure, Range
 from allocscope.allocator.messages.message import OomMessage
 from allocscope.allocator.messages.standing import GIB, MIB, Standing
 
-SMALLER = (
-    "need less: a smaller batch or sequence, activation checkpointing, a sharded optimizer or model, offloading",
-    "no setting of the allocator would have made room",
-)
+SMALLER = ("a smaller batch or sequence, activation checkpointing, a sharded optimizer or model, offloading",)
+NO_SETTING = "no setting of the allocator would have made room"
 
 
 def fragmentation_advice(message: OomMessage) -> tuple[str, ...]:
