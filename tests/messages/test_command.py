@@ -85,7 +85,7 @@ def test_the_standard_input_is_read(monkeypatch, capsys, content):
     assert (status, [m["line"] for m in json.loads(said.out)["messages"]]) == (0, [2])
 
 
-@pytest.mark.parametrize("content", [TEXT.encode(), gzip.compress(TEXT.encode())])
+@pytest.mark.parametrize("content", [TEXT.encode(), gzip.compress(TEXT.encode())], ids=["plain", "packed"])
 def test_a_pipe_is_read_though_it_cannot_go_back(capsys, content):
     """As of `allocscope oom <(kubectl logs …)`."""
     reading, writing = os.pipe()
