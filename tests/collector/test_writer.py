@@ -7,9 +7,10 @@ import pytest
 
 from allocscope.collector.observation import Observation
 from allocscope.collector.writer import Arrival, Budget, Writer
+from allocscope.model import Event, EventKind, chunks, wire
 from allocscope.storage.errors import StorageBusy, StorageFull, Unstorable
 from allocscope.storage.records import Stored
-from tests.collector.harness import batch, sample
+from tests.collector.harness import batch, ref, sample
 
 WITHIN_S = 10
 
@@ -20,6 +21,7 @@ class Store:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.calls = []
+        self.kept = set()
         self.entered, self.go = threading.Semaphore(0), threading.Semaphore(0)
 
     def store(self, batches):
@@ -31,6 +33,8 @@ class Store:
             raise answer
         if callable(answer):
             answer(batches)
+        self.kept |= {number for one in batches for chunk in one.chunks for number in chunk.sequence}
+        self.kept |= {event.sequence for one in batches for event in one.events}
         return Stored(sum(len(chunk) for one in batches for chunk in one.chunks), 0, 0, 0)
 
 
@@ -52,8 +56,8 @@ class Bench:
         self.refused[sequence] = [(r.reason, r.count) for r in refused]
         self.acknowledged.put_nowait(sequence)
 
-    async def put(self, sequence, *numbers):
-        claimed = batch(sequence, *(sample(n) for n in numbers or (sequence,)))
+    async def put(self, sequence, *numbers, **more):
+        claimed = batch(sequence, *(sample(n) for n in numbers or (sequence,)), **more)
         await self.writer.put(Arrival(claimed, "n1", "d1", 1, self._done))
 
     async def entered(self):
@@ -103,42 +107,63 @@ async def test_what_the_database_does_not_take_is_not_acknowledged_and_tried_aga
     assert bench.writer.failing is None
 
 
-async def test_a_batch_that_cannot_be_kept_is_refused_alone():
-    def picky(batches):
-        if any(one.sequence == 3 for one in batches):
-            raise Unstorable("odd")
+def event(sequence):
+    return Event(ref(1).process_id, sequence, 1, EventKind.DROPPED, dropped_count=1)
 
-    store = Store(None, picky, picky, picky, picky)
+
+def refusing(number, error):
+    """A store that does not take the sample of that number, nor anything with it."""
+
+    def answer(batches):
+        if any(number in chunk.sequence for one in batches for chunk in one.chunks):
+            raise error
+
+    return answer
+
+
+async def test_of_a_batch_only_what_cannot_be_kept_is_refused():
+    store = Store(None, *[refusing(31, Unstorable("odd"))] * 20)
     bench = Bench(store)
     await bench.put(1)
     await bench.entered()
-    for sequence in (2, 3, 4):
-        await bench.put(sequence, *range(10 * sequence, 10 * sequence + 5))
-    for _ in range(6):
+    bad_and_good = [wire.chunk_to_wire(one) for n in (30, 40) for one in chunks(ref(1), map(sample, (n, n + 1)))]
+    await bench.put(2)
+    await bench.put(3, samples=bad_and_good, events=[wire.event_to_wire(event(50))])
+    await bench.put(4)
+    for _ in range(30):
         store.go.release()
     assert await bench.acknowledgements(4) == [1, 2, 3, 4]
-    assert bench.refused == {1: [], 2: [], 3: [("not_storable", 5)], 4: []}
-    assert bench.handed_on == [1, 2, 4]
-    assert bench.value("allocscope_samples_rejected_total", reason="not_storable") == 5
+    assert bench.refused == {1: [], 2: [], 3: [("not_storable", 2)], 4: []}
+    assert bench.handed_on == [1, 2, 3, 4]
+    assert store.kept == {1, 2, 40, 41, 50, 4}
+    assert bench.value("allocscope_samples_rejected_total", reason="not_storable") == 2
     await bench.writer.close(WITHIN_S)
 
 
-async def test_a_defect_of_ours_is_tried_again_and_then_costs_one_batch_only(monkeypatch):
-    def defective(batches):
-        if any(one.sequence == 2 for one in batches):
-            raise KeyError("ours")
+async def test_no_piece_acknowledges_its_batch_before_the_rest_is_stored():
+    store = Store(*[refusing(31, Unstorable("odd"))] * 20)
+    bench = Bench(store)
+    await bench.put(7, 31)
+    for _ in range(30):
+        store.go.release()
+    assert await bench.acknowledgements(1) == [7]
+    assert [set(call) for call in store.calls] == [{7}, {6}, {6}, {6}, {7}]
+    await bench.writer.close(WITHIN_S)
 
+
+async def test_a_defect_of_ours_is_tried_again_and_then_costs_what_it_is_about_only(monkeypatch):
     monkeypatch.setattr("allocscope.collector.writer.FIRST_PAUSE_S", 0.0)
-    store = Store(None, *[defective] * 10)
+    store = Store(None, *[refusing(2, KeyError("ours"))] * 20)
     bench = Bench(store)
     await bench.put(1)
     await bench.entered()
     for sequence in (2, 3):
         await bench.put(sequence)
-    for _ in range(20):
+    for _ in range(30):
         store.go.release()
     assert await bench.acknowledgements(3) == [1, 2, 3]
-    assert store.calls == [[1], [2, 3], [2], [2], [2], [2], [2], [3]]
+    assert store.calls[:7] == [[1], [2, 3], [2], [2], [2], [2], [2]]
+    assert store.calls[-1] == [3]
     assert bench.refused == {1: [], 2: [("not_storable", 1)], 3: []}
     assert bench.writer.failing is None
     await bench.writer.close(WITHIN_S)

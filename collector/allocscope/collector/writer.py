@@ -15,6 +15,7 @@ import structlog
 
 from allocscope.collector.decode import LONGEST_TEXT, Refusal, decode
 from allocscope.collector.observation import Observation
+from allocscope.collector.pieces import joined, pieces, size
 from allocscope.proto.v1 import collector_service_pb2
 from allocscope.storage.errors import StorageError, Unstorable
 from allocscope.storage.records import NodeBatch, Stored
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
 DEFECTS_BORNE = 5
-"""So often a batch that makes us fail in a way we do not know is tried, alone, before it is refused."""
+"""So often a batch that makes us fail in a way we do not know is tried, alone, before its pieces are."""
 
 
 class Store(Protocol):
@@ -101,25 +102,22 @@ class _Entry:
             )
         except Exception as error:  # (a batch that cannot be read must not stop the others)
             log.error("a batch cannot be read", node=arrival.node, sequence=arrival.claimed.sequence, exc_info=error)
-            self.refuse("unreadable", f"{type(error).__name__}: {error}")
+            self.refuse("unreadable", f"{type(error).__name__}: {error}", _claimed_size(arrival.claimed))
 
-    def refuse(self, reason: str, text: str) -> None:
+    def refuse(self, reason: str, text: str, count: int) -> None:
         """All of it."""
         self.batch = None
-        self.refused = (*self.refused, Refusal(reason, text[:LONGEST_TEXT], _size(self.arrival.claimed)))
+        self.refused = (*self.refused, Refusal(reason, text[:LONGEST_TEXT], count))
 
 
-def _size(claimed: collector_service_pb2.Batch) -> int:
+def _claimed_size(claimed: collector_service_pb2.Batch) -> int:
     """How many samples, maps and events."""
     samples = sum(len(chunk.sequence) for chunk in claimed.samples)
     return samples + len(claimed.block_maps) + len(claimed.events)
 
 
-def _refuse(entry: _Entry, error: Exception) -> None:
-    log.error(
-        "a batch cannot be stored", node=entry.arrival.node, sequence=entry.arrival.claimed.sequence, error=repr(error)
-    )
-    entry.refuse("not_storable", str(error))
+class _Ending(Exception):  # noqa: N818  (no failure)
+    """The process ends before the database took it."""
 
 
 @dataclass(slots=True)
@@ -191,41 +189,83 @@ class Writer:
 
     def _keep(self, entries: list[_Entry]) -> bool:
         """Until all is stored, or refused; False: the process ends before."""
+        try:
+            self._keep_together(entries)
+        except _Ending:
+            return False
+        return True
+
+    def _keep_together(self, entries: list[_Entry]) -> None:
+        batches = [entry.batch for entry in entries if entry.batch is not None]
+        try:
+            self._store_all(batches, defects_borne=DEFECTS_BORNE if len(entries) == 1 else 1)
+        except _Ending:
+            raise
+        except Exception as error:  # noqa: BLE001  (a defect must end neither this thread nor everybody's storing)
+            if len(entries) > 1:
+                for entry in entries:
+                    self._keep_together([entry])
+                return
+            self._keep_pieces(entries[0], batches[0], error)
+        self._hand_on(entries)
+
+    def _keep_pieces(self, entry: _Entry, batch: NodeBatch, error: Exception) -> None:
+        """What cannot be kept costs itself only. The batch's own number comes last, with all that is kept."""
+        log.error("a batch cannot be stored whole", node=batch.node, sequence=batch.sequence, error=repr(error))
+        kept, refused = self._sift(pieces(batch))
+        entry.batch, entry.refused = joined(batch, kept), (*entry.refused, *refused)
+        try:
+            self._store_all([entry.batch])
+        except _Ending:
+            raise
+        except Exception as again:
+            log.exception("a batch cannot be stored", node=batch.node, sequence=batch.sequence)
+            entry.refuse("not_storable", str(again), size(kept))
+
+    def _sift(self, parts: list[NodeBatch]) -> tuple[list[NodeBatch], list[Refusal]]:
+        """Those that are kept, and why not the others: halved until what cannot be kept stands alone."""
+        try:
+            self._store_all(parts)
+        except _Ending:
+            raise
+        except Exception as error:  # noqa: BLE001  (see _keep_together)
+            if len(parts) == 1:
+                return [], [Refusal("not_storable", str(error)[:LONGEST_TEXT], size(parts) or 1)]
+            half = len(parts) // 2
+            first, second = self._sift(parts[:half]), self._sift(parts[half:])
+            return first[0] + second[0], first[1] + second[1]
+        return parts, []
+
+    def _store_all(self, batches: Sequence[NodeBatch], *, defects_borne: int = 1) -> None:
+        """Returns once they are stored. What the database does not take for a while waits; what it never will is raised."""
         pause_s, defects = FIRST_PAUSE_S, 0
         while not self._stop.is_set():
             try:
-                self._store_together(entries)
+                self._store_once(batches)
+            except Unstorable:
+                raise
             except StorageError as error:
-                if not isinstance(error, Unstorable):
-                    self._fails(error)
-                elif len(entries) > 1:
-                    return self._keep_each(entries)
-                else:
-                    _refuse(entries[0], error)
-                    continue
-            except Exception as error:  # noqa: BLE001  (a defect must end neither this thread nor everybody's storing)
-                if len(entries) > 1:
-                    return self._keep_each(entries)
-                defects += 1
                 self._fails(error)
-                if defects >= DEFECTS_BORNE:
-                    _refuse(entries[0], error)
+            except Exception as error:
+                defects += 1
+                if defects >= defects_borne:
+                    raise
+                self._fails(error)
             else:
                 self._works()
-                return True
+                return
             self._stop.wait(pause_s * random.uniform(0.5, 1.5))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-        return False
+        raise _Ending
 
-    def _keep_each(self, entries: list[_Entry]) -> bool:
-        return all(self._keep([entry]) for entry in entries)
-
-    def _store_together(self, entries: list[_Entry]) -> None:
-        batches = [entry.batch for entry in entries if entry.batch is not None]
+    def _store_once(self, batches: Sequence[NodeBatch]) -> None:
         if batches:
             with self._observation.store.round():
                 stored = self._store.store(batches)
             self._observation.samples.inc(stored.samples)
+
+    def _hand_on(self, entries: list[_Entry]) -> None:
+        batches = [entry.batch for entry in entries if entry.batch is not None]
         self._stored(batches, [(entry.arrival.node, refusal) for entry in entries for refusal in entry.refused])
         with suppress(RuntimeError):  # the loop is closed: the database answered after we gave it up
             self._loop.call_soon_threadsafe(self._finish, entries)
