@@ -191,13 +191,13 @@ def test_without_a_daemon_nothing_waits_and_nothing_is_printed(path, uplink, cap
 
 SHUT_OUT = """
 import logging, os, sys
-from allocscope.model import Event, EventKind, Process
+from allocscope.model import AllocatorRef, Process, Sample
 from allocscope.probe.uplink import Uplink
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 os.geteuid() or os.seteuid(65534)  # root may open everything
 uplink = Uplink(sys.argv[1], Process(process_id="a1" * 16, job="train", pid=7, host="node", started_us=1))
 uplink.start()
-uplink.event(Event("a1" * 16, uplink.next_sequence(), 1, EventKind.STOPPED))
+uplink.sample(AllocatorRef("a1" * 16, "GPU-1"), Sample(uplink.next_sequence(), 1, allocated_bytes=1))
 print(uplink.close(0.5))  # it tries every tenth of a second
 """
 
