@@ -157,6 +157,34 @@ def test_for_people_the_failure_is_explained_and_its_moment_drawn(shown):
     assert out == TEXT_OF_FAILED
 
 
+HOLED = {"segments": [segment(A, [live(8 * MIB), block(8 * MIB), live(MIB), block(3 * MIB)])], "device_traces": []}
+HEALTHY = {"segments": [segment(A, [live(20 * MIB)]), segment(A + 32 * MIB, [block(20 * MIB)])], "device_traces": []}
+HISTORY = {"device_traces": [[entry("alloc", A, 8 * MIB)]]}
+
+
+def test_without_a_failure_two_sentences_say_what_it_comes_to(shown):
+    out = shown(pickled(HEALTHY))[1]
+    assert out.split("\n\n")[1] == (
+        "20.00 MiB of 40.00 MiB reserved are live; 20.00 MiB are free, and empty_cache would give them back.\n"
+        "A healthy cache: little is stranded (0.0%)."
+    )
+
+
+def test_where_much_is_stranded_the_largest_hole_is_told(shown):
+    out = shown(pickled(HOLED))[1]
+    assert out.split("\n\n")[1] == (
+        "9.00 MiB of 20.00 MiB reserved are live; 11.00 MiB lie stranded in 2 holes.\n"
+        "Much is stranded, 55.0% of what is reserved: no hole can serve a request larger than 8.00 MiB."
+    )
+
+
+def test_another_setting_is_offered_where_there_is_a_history_to_replay(shown, tmp_path):
+    out = shown(pickled(HOLED | HISTORY), name="my snapshot")[1]
+    assert f"allocscope replay '{tmp_path / 'my snapshot'}' --conf expandable_segments:True" in out
+    assert "allocscope replay" not in shown(pickled(HEALTHY | HISTORY))[1]
+    assert "allocscope replay" not in shown(pickled(HOLED))[1]
+
+
 def test_now_shows_the_snapshot_and_not_the_failure(shown):
     out = shown(pickled(FAILED), "--now")[1]
     assert "nothing is reserved" in out

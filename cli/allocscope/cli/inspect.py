@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     try:
         snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
         diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
-        print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, now=asked.now))
+        print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, asked))
     except AllocatorError as error:
         print(f"allocscope inspect: {error}", file=sys.stderr)
         return 2
@@ -67,8 +67,8 @@ def _pieces(path: Path) -> Iterator[bytes]:
         raise SnapshotError(str(path), f"cannot be read ({error.strerror or error})") from error
 
 
-def _text(diagnosis: Diagnosis, snapshot: Snapshot, *, now: bool) -> str:
-    return as_text(diagnosis, snapshot, _look(), now=now)
+def _text(diagnosis: Diagnosis, snapshot: Snapshot, asked: argparse.Namespace) -> str:
+    return as_text(diagnosis, snapshot, _look(), file=asked.file, now=asked.now)
 
 
 def _look() -> Look:

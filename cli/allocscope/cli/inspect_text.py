@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from allocscope.allocator.diagnosis import DeviceDiagnosis, Diagnosis, Failure, Hole, Moment
+from allocscope.allocator.diagnosis import (
+    DeviceDiagnosis,
+    Diagnosis,
+    Failure,
+    Hole,
+    Moment,
+    much_stranded,
+    picture_of,
+)
 from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites, stranded_bytes, worst_segments
 from allocscope.allocator.headroom import Way
@@ -54,9 +63,9 @@ class Look:
         return self.paint(text, "1")
 
 
-def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, now: bool = False) -> str:
+def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str = "FILE", now: bool = False) -> str:
     """All that is worth saying. At a failure its own moment is shown; with `now`, the snapshot's."""
-    parts = [_device(device, snapshot, look, now=now) for device in diagnosis.devices]
+    parts = [_device(device, snapshot, look, file, now=now) for device in diagnosis.devices]
     if not parts:
         parts = ["no device has memory in this snapshot, or a history"]
     if snapshot.host_segments:
@@ -76,11 +85,12 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, now: bool =
     return text
 
 
-def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, *, now: bool) -> str:
+def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, file: str, *, now: bool) -> str:
     moment = device.now if now else device.focus
     sections = [
         _title(device, look),
         _failures(device, snapshot, look),
+        _picture(device, snapshot, file) if moment is device.now else "",
         _bill(moment, look, "where the bytes are" + ("" if moment is device.now else ", at that moment")),
         _groups(moment.groups, look),
         _bars(moment.segments, look),
@@ -130,6 +140,18 @@ def _change(lost: int) -> str:
     if not lost:
         return "as much was freed as allocated"
     return f"{size(lost)} net of it was freed" if lost > 0 else f"{size(-lost)} more was allocated"
+
+
+def _picture(device: DeviceDiagnosis, snapshot: Snapshot, file: str) -> str:
+    """What it comes to, and what can be tried without the job: only where there is a history to replay."""
+    lines = list(picture_of(device.now))
+    history = snapshot.traces[device.device : device.device + 1]
+    if any(history) and much_stranded(device.now) and not snapshot.settings.expandable:
+        lines.append(
+            "To see what another setting makes of it: "
+            f"allocscope replay {shlex.quote(_clean(file))} --conf expandable_segments:True"
+        )
+    return "\n".join(lines)
 
 
 def _bill(moment: Moment, look: Look, heading: str) -> str:

@@ -9,5 +9,17 @@ from allocscope.allocator.diagnosis.failure import Failure
 from allocscope.allocator.diagnosis.findings import Finding
 from allocscope.allocator.diagnosis.holes import Hole, Site
 from allocscope.allocator.diagnosis.moment import Moment
+from allocscope.allocator.diagnosis.picture import much_stranded, picture_of
 
-__all__ = ["DeviceDiagnosis", "Diagnosis", "Failure", "Finding", "Hole", "Moment", "Site", "diagnose"]
+__all__ = [
+    "DeviceDiagnosis",
+    "Diagnosis",
+    "Failure",
+    "Finding",
+    "Hole",
+    "Moment",
+    "Site",
+    "diagnose",
+    "much_stranded",
+    "picture_of",
+]

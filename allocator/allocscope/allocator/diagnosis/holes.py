@@ -40,14 +40,27 @@ class Site:
 def largest_holes(segments: Iterable[SnapshotSegment], count: int) -> tuple[Hole, ...]:
     """The largest holes of the default pools, at most `count`; whole free segments are none."""
     found = [
-        (block.size, -block.address, segment, index)
-        for segment in segments
-        if segment.pool_id == DEFAULT_POOL
-        for index, block in enumerate(segment.blocks)
-        if block.state == INACTIVE and len(segment.blocks) > 1
+        (segment.blocks[index].size, -segment.blocks[index].address, segment, index)
+        for segment, index in _all(segments)
     ]
     found.sort(key=lambda hole: hole[:2], reverse=True)
     return tuple(_hole(segment, index) for _, _, segment, index in found[:count])
+
+
+def hole_count(segments: Iterable[SnapshotSegment]) -> int:
+    """How many holes there are in the default pools."""
+    return sum(1 for _ in _all(segments))
+
+
+def _all(segments: Iterable[SnapshotSegment]) -> Iterator[tuple[SnapshotSegment, int]]:
+    """The segment of every hole, and which of its blocks it is."""
+    return (
+        (segment, index)
+        for segment in segments
+        if segment.pool_id == DEFAULT_POOL and len(segment.blocks) > 1
+        for index, block in enumerate(segment.blocks)
+        if block.state == INACTIVE
+    )
 
 
 def _hole(segment: SnapshotSegment, index: int) -> Hole:
