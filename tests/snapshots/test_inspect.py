@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -183,6 +184,31 @@ def test_another_setting_is_offered_where_there_is_a_history_to_replay(shown, tm
     assert f"allocscope replay '{tmp_path / 'my snapshot'}' --conf expandable_segments:True" in out
     assert "allocscope replay" not in shown(pickled(HEALTHY | HISTORY))[1]
     assert "allocscope replay" not in shown(pickled(HOLED))[1]
+
+
+def test_the_devices_that_failed_come_first(shown):
+    two = FAILED | {"segments": [segment(A, [live(20 * MIB)])], "device_traces": [[], FAILED["device_traces"][0]]}
+    out = shown(pickled(two))[1]
+    assert 0 <= out.index("device 1") < out.index("OutOfMemoryError") < out.index("device 0")
+    assert list(json.loads(shown(pickled(two), "--json")[1])["devices"]) == ["0", "1"]
+
+
+def test_that_places_are_not_recorded_is_told_once_with_how_to_record_them(shown):
+    out = shown(pickled(HOLED))[1]
+    assert out.count("not recorded") == 1
+    assert "torch.cuda.memory._record_memory_history(), called before the job allocates, records it." in out
+    assert "not recorded" not in shown(pickled(FAILED))[1]
+
+
+def test_sentences_are_folded_for_a_terminal_only(shown):
+    folded = text_of(pickled(FAILED), Look(width=60, prose_width=60, colour=True))
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", folded)
+    assert "  16.00 MiB was free inside the allocator and 3.00 MiB on\n    the device: together" in plain
+    prose = [
+        line for line in plain.splitlines() if "█" not in line and not re.search(r" {5}|(large|large free)  ", line)
+    ]
+    assert max(map(len, prose)) <= 60
+    assert shown(pickled(FAILED))[1] == TEXT_OF_FAILED
 
 
 def test_now_shows_the_snapshot_and_not_the_failure(shown):

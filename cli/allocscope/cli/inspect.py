@@ -19,6 +19,7 @@ from allocscope.allocator.headroom import Headroom
 from allocscope.allocator.snapshot import Snapshot, read_snapshot
 from allocscope.cli.figures import read_size
 from allocscope.cli.inspect_text import NARROWEST, Look, as_text
+from allocscope.cli.prose import prose_width
 from allocscope.model import BlockGroup, Line, PrivatePool
 
 HELP = "the bill and the holes of a PyTorch snapshot, and why it ran out of memory"
@@ -73,12 +74,13 @@ def _text(diagnosis: Diagnosis, snapshot: Snapshot, asked: argparse.Namespace) -
 
 def _look() -> Look:
     """What standard output can show."""
-    terminal = sys.stdout.isatty()
+    terminal = sys.stdout is not None and sys.stdout.isatty()
     encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     return Look(
         width=max(shutil.get_terminal_size((100, 24)).columns, NARROWEST),
         colour=terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb",
         ascii_only=not encoding.startswith("utf"),
+        prose_width=prose_width(),
     )
 
 

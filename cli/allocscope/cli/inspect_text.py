@@ -20,6 +20,7 @@ from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites, stranded_bytes, worst_segments
 from allocscope.allocator.headroom import Way
 from allocscope.allocator.snapshot import AWAITING, INACTIVE, Snapshot, SnapshotSegment
+from allocscope.cli.prose import fold
 from allocscope.model import BlockGroup, Line
 
 NARROWEST = 60
@@ -49,6 +50,8 @@ class Look:
     width: int = 80
     colour: bool = False
     ascii_only: bool = False
+    prose_width: int | None = None
+    """Where sentences are folded; None: nowhere."""
 
     @property
     def shades(self) -> str:
@@ -59,15 +62,20 @@ class Look:
         """In a colour, where there are colours."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.colour else text
 
+    def fold(self, text: str) -> str:
+        return fold(text, self.prose_width)
+
     def heading(self, text: str) -> str:
         return self.paint(text, "1")
 
 
 def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str = "FILE", now: bool = False) -> str:
     """All that is worth saying. At a failure its own moment is shown; with `now`, the snapshot's."""
-    parts = [_device(device, snapshot, look, file, now=now) for device in diagnosis.devices]
+    parts = [_device(device, snapshot, look, file, now=now) for device in _failed_first(diagnosis)]
     if not parts:
         parts = ["no device has memory in this snapshot, or a history"]
+    if _without_places(diagnosis, now=now):
+        parts.append(look.fold(_HOW_TO_RECORD))
     if snapshot.host_segments:
         parts.append(
             f"pinned host memory: {size(sum(snapshot.host_segments))} in {len(snapshot.host_segments)} segments"
@@ -75,7 +83,7 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str =
     if snapshot.conf:
         parts.append(f"settings: {_clean(snapshot.conf)}")
     if diagnosis.findings:
-        lines = [f"  {_clean(finding.text)}" for finding in diagnosis.findings[:FINDINGS]]
+        lines = [look.fold(f"  {_clean(finding.text)}") for finding in diagnosis.findings[:FINDINGS]]
         parts.append(
             "\n".join([look.heading("what does not add up"), *lines, *_more(len(diagnosis.findings), FINDINGS)])
         )
@@ -85,18 +93,38 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str =
     return text
 
 
+def _failed_first(diagnosis: Diagnosis) -> Sequence[DeviceDiagnosis]:
+    return sorted(diagnosis.devices, key=lambda device: not device.failures)
+
+
+_HOW_TO_RECORD = (
+    "Where blocks were asked for is not recorded; torch.cuda.memory._record_memory_history(), called before the job "
+    "allocates, records it."
+)
+
+
+def _without_places(diagnosis: Diagnosis, *, now: bool) -> bool:
+    """Is a block among those shown of which nobody knows where it was asked for?"""
+    return any(
+        site_of(pin.stack) is None
+        for device in diagnosis.devices
+        for hole in largest_holes((device.now if now else device.focus).segments, HOLES)
+        for pin in hole.pins[:PINS]
+    )
+
+
 def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, file: str, *, now: bool) -> str:
     moment = device.now if now else device.focus
     sections = [
-        _title(device, look),
-        _failures(device, snapshot, look),
-        _picture(device, snapshot, file) if moment is device.now else "",
+        look.fold(_title(device, look)),
+        look.fold(_failures(device, snapshot, look)),
+        look.fold(_picture(device, snapshot, file)) if moment is device.now else "",
         _bill(moment, look, "where the bytes are" + ("" if moment is device.now else ", at that moment")),
         _groups(moment.groups, look),
         _bars(moment.segments, look),
         _holes(moment.segments, look),
         _sites(moment, look),
-        _headroom(device, look, since_failure=moment is not device.now),
+        look.fold(_headroom(device, look, since_failure=moment is not device.now)),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -265,7 +293,7 @@ def _shade(used: float, waiting: float, shades: str) -> str:
 
 
 def _holes(segments: Sequence[SnapshotSegment], look: Look) -> str:
-    lines = [line for hole in largest_holes(segments, HOLES) for line in _hole(hole)]
+    lines = [line for hole in largest_holes(segments, HOLES) for line in map(look.fold, _hole(hole))]
     return "\n".join([look.heading("the largest holes, and what pins them"), *lines]) if lines else ""
 
 
@@ -278,7 +306,7 @@ def _hole(hole: Hole) -> Iterator[str]:
     yield f"  {size(hole.size)} at {hole.address:#x} in a {what} of {size(segment.total_size)} ({place}), pinned by {pins}{beside}"
     for pin in hole.pins[:PINS]:
         state = " (waits for another stream)" if pin.state != "active_allocated" else ""
-        yield f"    {size(pin.size):>12}{state}  {_clean(site_of(pin.stack) or 'where it was asked for is not recorded')}"
+        yield f"    {size(pin.size):>12}{state}  {_clean(site_of(pin.stack) or '')}".rstrip()
     if len(hole.pins) > PINS:
         yield f"    {'…':>12}  {len(hole.pins) - PINS} more, larger"
 
