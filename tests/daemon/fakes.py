@@ -137,7 +137,7 @@ class FakeProbe:
 class FakeCollector(CollectorServiceServicer):
     """Keeps what it gets, and acknowledges it, unless it is told not to."""
 
-    def __init__(self, address: str = "127.0.0.1:0") -> None:
+    def __init__(self, address: str = "127.0.0.1:0", *, largest_message_bytes: int = 16 << 20) -> None:
         self.changed = threading.Condition()
         self.hellos: list[NodeHello] = []
         self.batches: list[Batch] = []
@@ -146,7 +146,8 @@ class FakeCollector(CollectorServiceServicer):
         """Its first answer on a stream."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.to_say: queue.SimpleQueue[IngestResponse] = queue.SimpleQueue()
-        self._server = grpc.server(ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", largest_message_bytes)]
+        self._server = grpc.server(ThreadPoolExecutor(32), options=options)
         add_CollectorServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{self.port}"

@@ -6,9 +6,10 @@ import asyncio
 
 from allocscope.daemon.intake import LARGEST_BATCH_BYTES, Intake
 from allocscope.daemon.spool import Counts
-from allocscope.model import AllocatorRef, Device, Process, Sample
+from allocscope.model import AllocatorRef, Device, DeviceReading, Process, Sample
 from allocscope.model.sample import chunks
 from allocscope.model.wire import chunk_to_wire, process_to_wire
+from allocscope.proto.v1.event_pb2 import Event
 from allocscope.proto.v1.sample_pb2 import SampleChunk
 
 A = process_to_wire(Process("a" * 32, "train", 7, "host", 1, devices=(Device("GPU-1", 0), Device("GPU-2", 1))))
@@ -77,6 +78,40 @@ def test_a_flood_between_two_rounds_becomes_batches_of_bounded_size_each_whole_i
     assert [closed.batch.sequence for closed in batches] == list(range(5, 5 + len(batches)))
     assert all(A in closed.batch.processes for closed in batches)
     assert [s for closed in batches for c in closed.batch.samples for s in c.sequence] == list(range(1, 80_001))
+
+
+def test_a_batch_above_the_limit_is_split_and_each_part_names_its_processes():
+    intake, waiting = Intake(lambda: None, limit_bytes=3000), Waiting()
+    for process_id in ("1" * 32, "2" * 32, "3" * 32):
+        process = Process(process_id, "j" * 500, 7, "host", 1)
+        intake.add_event(process_to_wire(process), Event(process_id=process_id, sequence=1, message="m" * 600))
+    reading = DeviceReading(Device("GPU-1", 0), 1, from_nvml=False)
+    intake.add_readings([reading], [process_to_wire(Process("4" * 32, "j" * 500, 9, "host", 1))])
+    intake.owe(waiting, 5)
+    closed = intake.close(7, 99)
+    assert [(c.batch.sequence, c.batch.closed_us, c.counts.events) for c in closed] == [(7, 99, 2), (8, 99, 1)]
+    assert [[event.process_id[0] for event in c.batch.events] for c in closed] == [["1", "2"], ["3"]]
+    assert [[process.process_id[0] for process in c.batch.processes] for c in closed] == [["1", "2"], ["3", "4"]]
+    assert [len(c.batch.devices) for c in closed] == [0, 1]
+    assert max(c.batch.ByteSize() for c in closed) <= 3000
+    closed[0].acknowledge()
+    assert waiting.acknowledged == 0
+    closed[1].acknowledge()
+    assert (waiting.acknowledged, intake.too_large) == (5, {})
+
+
+def test_what_alone_is_above_the_limit_is_in_no_batch_and_told():
+    intake, waiting = Intake(lambda: None, limit_bytes=3000), Waiting()
+    intake.add_event(A, Event(process_id="a" * 32, sequence=1, message="m" * 3000))
+    intake.add_chunk(A, chunk(*range(1, 1001), reserved_bytes=2**62))
+    intake.add_chunk(A, chunk(2000, num_ooms=0))
+    intake.owe(waiting, 2000)
+    (closed,) = intake.close(1, 1)
+    assert [list(c.sequence) for c in closed.batch.samples] == [[2000]]
+    assert (closed.counts, list(closed.batch.processes)) == (Counts(samples=1), [A])
+    assert intake.too_large == {"events": 1, "samples": 1000}
+    closed.acknowledge()
+    assert waiting.acknowledged == 2000
 
 
 async def test_who_sends_faster_than_the_disk_takes_it_waits():

@@ -168,6 +168,11 @@ class Daemon:
             self._next_sequence = closed.batch.sequence + 1
             spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
             self._unwritten.append((spooled, closed))
+        if self._intake.too_large:
+            log.warning("too large for a batch", **self._intake.too_large)
+            for what, count in self._intake.too_large.items():
+                self._observed.dropped.add(count, what, "too_large")
+            self._intake.too_large.clear()
 
     async def _write(self) -> None:
         batches = [spooled for spooled, _ in self._unwritten]

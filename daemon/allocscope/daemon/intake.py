@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from allocscope.daemon.parts import parts
 from allocscope.daemon.spool import Counts
 from allocscope.model.node import DeviceReading
 from allocscope.model.wire import reading_to_wire
 from allocscope.proto.v1 import block_map_pb2, collector_service_pb2, event_pb2, identity_pb2, sample_pb2
 
 LARGEST_BATCH_BYTES = 1 << 20
-"""A batch is closed early at this size; with one message on top (2 MiB) it is far below gRPC's limit of 4 MiB."""
+"""A batch is closed early at this size, which its readings and descriptions of processes are not counted into."""
+
+LARGEST_SENT_BYTES = 15 << 20
+"""A batch that is larger all the same is split: a collector takes no message of more than 16 MiB."""
 
 MOST_FULL_BATCHES = 8
 """That wait to be written before the jobs must."""
@@ -42,7 +47,7 @@ class _OpenBatch:
 
     def __init__(self) -> None:
         self.batch = collector_service_pb2.Batch()
-        self.bytes = self.samples = 0
+        self.bytes = 0
         self.processes: dict[str, identity_pb2.Process] = {}
         self.owed: dict[Owed, int] = {}
         self._last_chunks: dict[tuple[str, str], tuple[sample_pb2.SampleChunk, frozenset[str]]] = {}
@@ -61,26 +66,35 @@ class _OpenBatch:
         else:
             self.batch.samples.append(chunk)
             self._last_chunks[allocator] = (self.batch.samples[-1], known)
-        self.samples += len(chunk.sequence)
 
     def add_process(self, process: identity_pb2.Process) -> None:
         if process.process_id not in self.processes:
             self.bytes += process.ByteSize()
         self.processes[process.process_id] = process
 
-    def close(self, sequence: int, closed_us: int) -> ClosedBatch:
-        batch = self.batch
-        batch.sequence, batch.closed_us = sequence, closed_us
-        batch.processes.extend(self.processes.values())
-        return ClosedBatch(batch, Counts(self.samples, len(batch.block_maps), len(batch.events)), self.owed)
+    def close(self, limit_bytes: int) -> tuple[list[ClosedBatch], Counter[str]]:
+        """In batches of at most that size, and what is in none of them. The last one on disk tells those who wait."""
+        self.batch.processes.extend(self.processes.values())
+        found = parts(self.batch, limit_bytes)
+        closed = [ClosedBatch(batch, _counts(batch), {}) for batch in found.batches]
+        closed[-1].owed = self.owed
+        return closed, found.too_large
+
+
+def _counts(batch: collector_service_pb2.Batch) -> Counts:
+    samples = sum(len(chunk.sequence) for chunk in batch.samples)
+    return Counts(samples, len(batch.block_maps), len(batch.events))
 
 
 class Intake:
-    """Gathers batches; none is larger than LARGEST_BATCH_BYTES and one message."""
+    """Gathers batches; none is larger than LARGEST_SENT_BYTES."""
 
-    def __init__(self, hasten: Callable[[], None]) -> None:
+    def __init__(self, hasten: Callable[[], None], *, limit_bytes: int = LARGEST_SENT_BYTES) -> None:
         self.hasten = hasten
         """Asks for a round now: a batch is full, or a process ends and waits for its last acknowledgement."""
+        self.too_large: Counter[str] = Counter()
+        """What is in no batch, as it fills more than one alone, since the caller last emptied this."""
+        self._limit_bytes = limit_bytes
         self._open = _OpenBatch()
         self._full: list[_OpenBatch] = []
         self._room = asyncio.Event()
@@ -132,10 +146,17 @@ class Intake:
 
     def close(self, sequence: int, closed_us: int) -> list[ClosedBatch]:
         """Everything so far, numbered from `sequence` on."""
-        batches = [*self._full, self._open]
+        gathered = [*self._full, self._open]
         self._full, self._open = [], _OpenBatch()
         self._room.set()
-        return [batch.close(sequence + i, closed_us) for i, batch in enumerate(batches)]
+        closed: list[ClosedBatch] = []
+        for batch in gathered:
+            batches, too_large = batch.close(self._limit_bytes)
+            closed += batches
+            self.too_large += too_large
+        for number, one in enumerate(closed, sequence):
+            one.batch.sequence, one.batch.closed_us = number, closed_us
+        return closed
 
     def _took(self, process: identity_pb2.Process, size: int) -> None:
         self._open.add_process(process)

@@ -8,13 +8,14 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import grpc
 import structlog
 
 from allocscope.daemon.observed import Observed
-from allocscope.daemon.spool import SpooledBatch
+from allocscope.daemon.spool import Counts, SpooledBatch
 from allocscope.model.orders import Order
 from allocscope.model.wire import WireError, order_from_wire
 from allocscope.proto.v1.collector_service_pb2 import Batch, IngestRequest, IngestResponse, NodeHello
@@ -28,6 +29,8 @@ log = structlog.get_logger()
 WINDOW = 16
 """Batches on their way at a time: enough for a collector that is a second away, little to send again."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 5.0
+TOO_LARGE_BORNE = 5
+"""So often a batch that is alone on its way, and not taken for its size (RESOURCE_EXHAUSTED), is sent before it is passed over."""
 REFUSED_BACKOFF_S = 30.0
 """After an answer that will not change by itself: another daemon of this name, a wrong certificate."""
 REFUSED = (
@@ -49,6 +52,14 @@ CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 15_000),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A batch on its way."""
+
+    at_s: float
+    counts: Counts
 
 
 class Source(Protocol):
@@ -76,7 +87,11 @@ class CollectorUplink:
         self._on_order = on_order
         self._news, self._answered = asyncio.Event(), asyncio.Event()
         self._settled = asyncio.Event()
-        self._on_way: OrderedDict[int, float] = OrderedDict()
+        self._on_way: OrderedDict[int, _Sent] = OrderedDict()
+        self._alone_through = 0
+        """Up to this number batches go one by one: one of them was not taken, and it is not known which."""
+        self._not_taken = 0
+        """How often the batch that is first, alone on its way, was not taken."""
         self._last_problem = ""
         self.is_connected = False
         self.acknowledged = 0
@@ -99,6 +114,8 @@ class CollectorUplink:
                 if error.code() in REFUSED:
                     backoff_s = longest_s = REFUSED_BACKOFF_S
                 self._tell(f"{error.code().name}: {error.details()}", refused=error.code() in REFUSED)
+                if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+                    await self._was_not_taken()
             except Exception as error:  # whatever it is, the way to the collector is tried again
                 log.exception("the stream to the collector failed")
                 self._tell(repr(error))
@@ -116,9 +133,9 @@ class CollectorUplink:
             await self._settled.wait()
 
     async def _session(self, stub: CollectorServiceAsyncStub) -> None:
-        self._on_way.clear()
+        on_way = self._on_way = OrderedDict()
         self._answered.clear()
-        call = stub.Ingest(self._requests())
+        call = stub.Ingest(self._requests(on_way))
         try:
             await self._converse(call)
         except asyncio.CancelledError:
@@ -135,18 +152,20 @@ class CollectorUplink:
             await self._receive(response)
             self._answered.set()
 
-    async def _requests(self) -> AsyncIterator[IngestRequest]:
+    async def _requests(self, on_way: OrderedDict[int, _Sent]) -> AsyncIterator[IngestRequest]:
+        """Of one session: gRPC leaves those of a broken one waiting, and they must not take batches from the next."""
         yield IngestRequest(sent_us=_wall_us(), hello=self._hello)
         await self._answered.wait()  # the first response says where to go on
         last = self.acknowledged
-        while True:
+        while on_way is self._on_way:
             self._news.clear()
-            batch = await self._next(last) if len(self._on_way) < WINDOW else None
+            window = 1 if self.acknowledged < self._alone_through else WINDOW
+            batch = await self._next(last) if len(on_way) < window else None
             if batch is None:
                 await self._news.wait()
                 continue
             last = batch.sequence
-            self._on_way[last] = time.monotonic()
+            on_way[last] = _Sent(time.monotonic(), batch.counts)
             yield IngestRequest(sent_us=_wall_us(), batch=Batch.FromString(batch.payload))
 
     async def _next(self, last: int) -> SpooledBatch | None:
@@ -172,12 +191,33 @@ class CollectorUplink:
     async def _acknowledge(self, through: int) -> None:
         now_s = time.monotonic()
         while self._on_way and next(iter(self._on_way)) <= through:
-            _, sent_s = self._on_way.popitem(last=False)
-            self._observed.uplink.took(now_s - sent_s)
-        self.acknowledged = through
+            _, sent = self._on_way.popitem(last=False)
+            self._observed.uplink.took(now_s - sent.at_s)
+        await self._settle(through)
+
+    async def _settle(self, through: int) -> None:
+        self.acknowledged, self._not_taken = through, 0
         await self._source.acknowledge(through)
         self._settled.set()
         self._news.set()
+
+    async def _was_not_taken(self) -> None:
+        """One of those on their way is too large for the collector, or a proxy. It must not hold up the others for ever."""
+        if not self._on_way:
+            return
+        self._alone_through = max(self._alone_through, next(reversed(self._on_way)))
+        if len(self._on_way) > 1:
+            return
+        sequence, sent = self._on_way.popitem()
+        self._not_taken += 1
+        if self._not_taken < TOO_LARGE_BORNE:
+            return
+        counts = {"batches": 1, **asdict(sent.counts)}
+        log.error("the collector does not take a batch for its size; it is passed over", batch=sequence, **counts)
+        for what, count in counts.items():
+            if count:
+                self._observed.dropped.add(count, what, "too_large")
+        await self._settle(sequence)
 
     def _tell(self, problem: str, *, refused: bool = False) -> None:
         """Log what is wrong when it begins, or changes."""
