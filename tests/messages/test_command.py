@@ -7,7 +7,9 @@ import os
 
 import pytest
 
+from allocscope.allocator.messages import read_log
 from allocscope.cli import oom
+from allocscope.cli.oom_text import as_text
 
 TEXT = (
     "epoch 1\n[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB. GPU 1 has a total capacity of"
@@ -126,6 +128,63 @@ def test_people_get_it_in_words(tmp_path, capsys):
         "  process 175356              77.26 GiB (this job itself)\n"
         "  try: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
         "  try: make the sizes steadier (pad to a few lengths), or allocate the largest first\n"
+    )
+
+
+def on_many_ranks(ranks=64):
+    """A process that is this job itself, and a little less free, on each."""
+    return "".join(
+        TEXT.replace("rank1", f"rank{rank}")
+        .replace("GPU 1", f"GPU {rank % 8}")
+        .replace("175356", str(9000 + rank))
+        .replace("364.31", f"{364 - rank % 8}.31")
+        for rank in range(ranks)
+    )
+
+
+def test_the_same_failure_on_many_ranks_is_one_block(tmp_path, capsys):
+    (tmp_path / "log").write_text(on_many_ranks(), encoding="utf-8")
+    assert asked(capsys, tmp_path / "log")[1].out == (
+        "64 out-of-memory texts in 128 lines\n"
+        "\n"
+        "lines 2 to 128, ranks 0-63, devices 0-7, 64 times: out of memory: FRAGMENTATION\n"
+        "  3.78 GiB lay free in holes of what PyTorch reserved, and 364.31 MiB on the device: more than the 448.00 MiB asked for\n"
+        "  no hole was large enough\n"
+        "  Process 9000 is this job itself, seen from inside a container: what it holds fits nowhere else on the device\n"
+        "  (these are the figures of line 2)\n"
+        "  asked for                  448.00 MiB\n"
+        "  device                      79.10 GiB\n"
+        "  free on the device         357.31 MiB to 364.31 MiB\n"
+        "  allocated                   72.12 GiB\n"
+        "  free in holes                3.78 GiB\n"
+        "  the processes that they name differ: see --json\n"
+        "  try: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n"
+        "  try: make the sizes steadier (pad to a few lengths), or allocate the largest first\n"
+    )
+    assert len(json.loads(asked(capsys, tmp_path / "log", "--json")[1].out)["messages"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("change", "titles"),
+    [
+        pytest.param(("rank1", "rank5"), ["lines 2 to 4, ranks 1, 5, device 1"], id="another rank"),
+        pytest.param(("364.31", "365.31"), ["line 2, rank 1, device 1", "line 4, rank 1, device 1"], id="again"),
+        pytest.param(("448.00", "449.00"), ["line 2, rank 1, device 1", "line 4, rank 1, device 1"], id="another request"),
+        pytest.param(("3.78", "0.01"), ["line 2, rank 1, device 1", "line 4, rank 1, device 1"], id="another verdict"),
+    ],
+)  # fmt: skip
+def test_what_differs_in_more_than_the_rank_stands_apart(tmp_path, capsys, change, titles):
+    (tmp_path / "log").write_text(TEXT + TEXT.replace(*change), encoding="utf-8")
+    out = asked(capsys, tmp_path / "log")[1].out
+    assert [block.split(":")[0].removesuffix(", 2 times") for block in out.split("\n\n")[1:]] == titles
+
+
+def test_sentences_are_folded_to_the_terminal():
+    text = as_text(read_log([TEXT]), 60)
+    assert max(map(len, text.splitlines())) <= 60
+    assert (
+        "  3.78 GiB lay free in holes of what PyTorch reserved, and\n    364.31 MiB on the device: more than the 448.00 MiB asked\n    for\n"
+        in text
     )
 
 

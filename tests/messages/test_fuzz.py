@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from allocscope.allocator.messages import Verdict, judge, read_log
 from allocscope.allocator.messages.figures import ENDLESS_BYTES
 from allocscope.allocator.messages.phrases import ANCHORS
-from allocscope.cli.oom import as_json, as_text
+from allocscope.cli.oom import as_json
+from allocscope.cli.oom_text import as_text
 
 REAL = [case["message"] for case in json.loads(Path(__file__).with_name("real.json").read_text(encoding="utf-8"))]
 PIECES = [

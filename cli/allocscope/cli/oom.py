@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, Origin, amount, judge, read_log
+from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, judge, read_log
+from allocscope.cli.oom_text import as_text
+from allocscope.cli.prose import prose_width
 
 HELP = "explain the out-of-memory texts in a log"
 
@@ -29,7 +31,7 @@ def main(arguments: list[str]) -> int:
             f"allocscope oom: cannot read {options.file}: {getattr(error, 'strerror', None) or error}", file=sys.stderr
         )
         return 1
-    print(json.dumps(as_json(report)) if options.json else as_text(report))
+    print(json.dumps(as_json(report)) if options.json else as_text(report, prose_width()))
     return 0
 
 
@@ -107,90 +109,6 @@ def _message_json(message: OomMessage, judgement: Judgement) -> dict[str, object
         "line": message.line,
         "times": message.times,
     }
-
-
-def as_text(report: OomReport) -> str:
-    """The report for people."""
-    told = [_told(message, judge(message)) for message in report.messages]
-    return "\n\n".join([_summary(report), *told])
-
-
-def _summary(report: OomReport) -> str:
-    ooms = [message for message in report.messages if message.is_oom]
-    if not report.messages:
-        return f"no out-of-memory text in {_many(report.lines, 'line')}"
-    parts = [f"{_many(len(ooms), 'out-of-memory text')} in {_many(report.lines, 'line')}"]
-    repeated = sum(message.times for message in ooms) - len(ooms)
-    if repeated:
-        parts.append(f"{_many(repeated, 'repetition')} of them")
-    if report.retries:
-        parts.append(f"{_many(report.retries, 'failed attempt')} that PyTorch made again")
-    if report.left_out:
-        parts.append(f"{_many(report.left_out, 'more text')} left out")
-    return ", ".join(parts)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-_FIGURES = (
-    ("requested", "asked for"),
-    ("total", "device"),
-    ("free", "free on the device"),
-    ("allowed", "allowed"),
-    ("limit", "limit"),
-    ("this_process", "this process"),
-    ("allocated", "allocated"),
-    ("reserved", "reserved"),
-    ("unallocated", "free in holes"),
-    ("cached", "free in holes"),
-    ("private_pools", "free in private pools"),
-    ("active", "active"),
-    ("other", "other allocations"),
-)
-
-
-def _told(message: OomMessage, judgement: Judgement) -> str:
-    rows = [(label, getattr(message, name)) for name, label in _FIGURES]
-    figures = [f"  {label:<22} {amount(figure.bytes):>14}" for label, figure in rows if figure is not None]
-    for process in message.other_processes[:8]:
-        mine = " (this job itself)" if process.pid == judgement.own_pid else ""
-        figures.append(
-            f"  {f'process {process.pid}':<22} {amount(process.used.bytes) if process.used else 'not known':>14}{mine}"
-        )
-    if len(message.other_processes) > 8:
-        figures.append(f"  and {len(message.other_processes) - 8} more processes")
-    reasons = [f"  {reason}" for reason in judgement.reasons]
-    advice = [f"  try: {advice}" for advice in judgement.advice]
-    return "\n".join([_title(message, judgement), *reasons, *figures, *advice])
-
-
-_WHAT = {
-    Origin.ALLOCATOR: "out of memory",
-    Origin.ASYNC: "out of memory (cudaMallocAsync)",
-    Origin.POLICY: "refused by policy",
-    Origin.DRIVER: "the driver is out of memory",
-    Origin.LIBRARY: "a library is out of memory",
-    Origin.NCCL: "NCCL is out of memory",
-    Origin.HOST: "the host is out of memory",
-    Origin.MASKED: "out of memory, its text lost",
-    Origin.ASSERT: "device-side assert",
-    Origin.RETRY: "an attempt failed, and is made again",
-}
-
-
-def _title(message: OomMessage, judgement: Judgement) -> str:
-    who = [f"line {message.line}"]
-    if message.rank is not None:
-        who.append(f"rank {message.rank}")
-    if message.worker:
-        who.append(message.worker)
-    if message.device is not None:
-        who.append(f"device {message.device}")
-    if message.times > 1:
-        who.append(f"{message.times} times")
-    return f"{', '.join(who)}: {_WHAT[message.origin]}: {judgement.verdict.value.replace('_', ' ').upper()}"
 
 
 def _bytes(figure: Figure | None) -> int | None:
