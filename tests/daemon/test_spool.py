@@ -138,14 +138,81 @@ def test_a_damaged_byte_is_never_taken_for_data(contents, data):
             spool.write(batches(*contents))
         path = newest_segment(folder)
         damaged = bytearray(path.read_bytes())
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        ends = frame_ends(path, batches(*contents))
+        position = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[position] ^= data.draw(st.integers(1, 255))
         path.write_bytes(damaged)
         with spool_in(folder) as spool:
-            found = held(spool)
-            assert found == [(i + 1, content) for i, content in enumerate(contents)][: len(found)]
-            assert len(found) < len(contents)
-            assert [loss.reason for loss in spool.lost] == ["torn"]
+            damaged_number = next(batch.sequence for batch, end in ends if position < end)
+            whole = [(i + 1, content) for i, content in enumerate(contents) if i + 1 != damaged_number]
+            assert held(spool) == whole
+            reason = "torn" if damaged_number == len(contents) else "damaged"
+            assert [(loss.reason, loss.batches) for loss in spool.lost] == [(reason, 1)]
             assert spool.next_sequence > len(contents)
+        with spool_in(folder) as spool:
+            assert (held(spool), spool.lost) == (whole, [])
+
+
+def test_after_several_damages_what_is_between_is_kept_in_order_and_can_be_added_to(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(*[b"%d" % number * 100 for number in range(1, 9)]))
+    path = newest_segment(tmp_path)
+    damaged = bytearray(path.read_bytes())
+    for number in (2, 3, 6):  # frames of 128 bytes
+        damaged[128 * (number - 1) + 50] ^= 1
+    path.write_bytes(damaged)
+    with spool_in(tmp_path) as spool:
+        assert [sequence for sequence, _ in held(spool)] == [1, 4, 5, 7, 8]
+        assert spool.lost == [Loss("damaged", 2, Counts(), 256), Loss("damaged", 1, Counts(), 128)]
+        assert (spool.batches, spool.next_sequence) == (5, 9)
+        spool.write(batches(b"more", first=9))
+        spool.acknowledge(5)
+        assert [sequence for sequence, _ in held(spool)] == [7, 8, 9]
+
+
+def test_a_start_that_is_broken_off_amid_mending_loses_and_doubles_nothing(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"first", b"second", b"third"))
+    path = newest_segment(tmp_path)
+    damaged = path.read_bytes().replace(b"second", b"sec0nd")
+    path.write_bytes(damaged)
+    with spool_in(tmp_path) as spool:
+        crash(spool)
+    path.write_bytes(damaged)  # as if the end of it had not been cut off yet
+    with spool_in(tmp_path) as spool:
+        assert held(spool) == [(1, b"first"), (3, b"third")]
+
+
+def test_zeros_at_the_end_are_no_loss_and_cost_no_number(tmp_path):
+    """A power loss may leave a file that was made longer, and not written yet."""
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"a", b"b"))
+    path = newest_segment(tmp_path)
+    path.write_bytes(path.read_bytes() + bytes(8192))
+    with spool_in(tmp_path) as spool:
+        assert (held(spool), spool.lost, spool.next_sequence) == ([(1, b"a"), (2, b"b")], [], 3)
+    assert path.stat().st_size == 2 * 29
+
+
+def test_damage_to_what_the_collector_has_is_no_loss(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"first", b"second", b"third"))
+        spool.acknowledge(2)
+    path = newest_segment(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"second", b"sec0nd"))
+    with spool_in(tmp_path) as spool:
+        assert (held(spool), spool.lost) == ([(3, b"third")], [])
+
+
+def test_what_looks_like_frames_does_not_hold_up_the_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("allocscope.daemon.spool.SOUGHT_BYTES", 1000)
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"a", (b"\x40\x00\x00\x00CRC.\x02" + bytes(7)) * 20, b"c"))
+    path = newest_segment(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"CRC.", b"CRC!"))
+    with spool_in(tmp_path) as spool:
+        assert held(spool) == [(1, b"a")]
+        assert [loss.reason for loss in spool.lost] == ["torn"]
 
 
 def test_damage_while_it_runs_is_counted_and_passed_over(tmp_path):

@@ -4,7 +4,8 @@
     state.json      the daemon's id; the next batch's number and the last one acknowledged, where the segments cannot tell
     N.spool         frames of consecutive batches from number N on: header, payload; header: length and CRC-32 of the rest
 
-A batch counts only once it is fsync'd whole. What a crash left of an unfinished frame is cut off at the next start.
+A batch counts only once it is fsync'd whole. What a crash left of an unfinished frame is cut off at the next start; where
+bytes in the middle are damaged, the whole frames after them go into a segment of their own.
 One thread writes, reads and acknowledges; another may ask how much there is.
 """
 
@@ -17,9 +18,11 @@ import struct
 import uuid
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,9 +33,13 @@ SEGMENT_BYTES = 4 << 20
 """At which size a segment is closed; what is dropped, or given free, is whole segments."""
 LARGEST_BATCH_BYTES = 64 << 20
 """A frame that claims more is no frame."""
+SOUGHT_BYTES = 64 << 20
+"""So much is read, of all frames that might be, to find the next whole one after damaged bytes."""
 
 _FRAME = struct.Struct("<II")
 _HEAD = struct.Struct("<QIII")
+_BEGINNING = struct.Struct("<IIQ")
+"""Of a frame: length, CRC-32, number."""
 _OVERHEAD = _FRAME.size + _HEAD.size
 
 
@@ -264,27 +271,49 @@ class Spool:
     # starting
 
     def _scan(self) -> None:
-        for path in sorted(self._folder.glob("*.spool")):
-            if path.stem.isdecimal():  # else it is somebody else's
-                self._scan_segment(_Segment(path, int(path.stem)))
+        paths = deque(path for path in sorted(self._folder.glob("*.spool")) if path.stem.isdecimal())  # others' stay
+        while paths:
+            path = paths.popleft()
+            rest = self._scan_segment(_Segment(path, int(path.stem)))
+            if rest and rest not in paths:  # else a start that was broken off made it
+                paths.appendleft(rest)
 
-    def _scan_segment(self, segment: _Segment) -> None:
+    def _scan_segment(self, segment: _Segment) -> Path | None:
+        """Take what is whole up to the first damage; the segment that what is whole behind it was moved to."""
         with segment.path.open("rb") as file:
             for batch, end in _frames(file):
                 if batch.sequence != segment.last + 1:
                     break
                 segment.offsets.append(segment.size)
                 segment.size, segment.counts = end, segment.counts + batch.counts
-        cut = segment.path.stat().st_size - segment.size
-        if cut:
-            self.lost.append(Loss("torn", 1, Counts(), cut))
-            os.truncate(segment.path, segment.size)
-        # Numbers that were in what is cut off are not used again: on a disk that lies about fsync the collector may know them.
-        self._next = max(self._next, segment.last + 1 + -(-cut // _OVERHEAD))
+        moved = self._cut(segment)
+        self._next = max(self._next, segment.last + 1)
         if segment.offsets:
             self._segments.append(segment)
         else:
             segment.path.unlink()
+        return moved
+
+    def _cut(self, segment: _Segment) -> Path | None:
+        """End a segment where it does not go on with its next frame."""
+        with segment.path.open("rb") as file:
+            file.seek(segment.size)
+            tail = file.read()
+        moved = None
+        if found := _next_frame(tail, segment.last + 1):
+            sequence, start = found
+            lost = sequence - 1 - max(segment.last, self._acknowledged)
+            if lost > 0:
+                self.lost.append(Loss("damaged", lost, Counts(), start))
+            moved = self._folder / f"{sequence:020d}.spool"
+            _write_bytes_atomically(moved, tail[start:])
+        elif written := len(tail.rstrip(b"\0")):  # zeros: the file was made longer, and nothing written there yet
+            self.lost.append(Loss("torn", 1, Counts(), len(tail)))
+            # As many numbers as can have been in it are not used again: on a disk that lies about fsync the collector may know them.
+            self._next = max(self._next, segment.last + 1 + -(-written // _OVERHEAD))
+        if tail:
+            os.truncate(segment.path, segment.size)
+        return moved
 
     def _read_state(self) -> tuple[str, int, int]:
         path = self._folder / "state.json"
@@ -311,9 +340,13 @@ class Spool:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file so that it is there whole, or as it was."""
+    _write_bytes_atomically(path, text.encode())
+
+
+def _write_bytes_atomically(path: Path, content: bytes) -> None:
     beside = path.with_name(path.name + ".new")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with beside.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
@@ -337,6 +370,21 @@ def _frames(file: BinaryIO) -> Iterator[tuple[SpooledBatch, int]]:
             return
         sequence, *counts = _HEAD.unpack_from(body)
         yield SpooledBatch(sequence, body[_HEAD.size :], Counts(*counts)), file.tell()
+
+
+def _next_frame(tail: bytes, least: int) -> tuple[int, int] | None:
+    """The number and place of the first whole frame of a batch from number `least` on that can be in there; None: none is found."""
+    most, left_bytes = least + len(tail) // _OVERHEAD, SOUGHT_BYTES
+    for start in range(len(tail) - _OVERHEAD + 1):
+        length, _, sequence = _BEGINNING.unpack_from(tail, start)
+        if not (least <= sequence <= most and _HEAD.size <= length <= len(tail) - start - _FRAME.size):
+            continue
+        left_bytes -= length
+        if left_bytes < 0:
+            return None
+        if next(_frames(BytesIO(tail[start : start + _FRAME.size + length])), None):
+            return sequence, start
+    return None
 
 
 def _lock(folder: Path) -> BinaryIO:
