@@ -168,13 +168,14 @@ class Fleet:
         self._ledgers.setdefault(subject, _Ledger()).conditions.append(dropping_alert(subject, count, what, why))
 
     def _count(self, batch: NodeBatch) -> None:
-        """A daemon numbers its batches without gaps; one that is missing was dropped there."""
+        """Numbers that are missing were dropped there, or were never used: a daemon passes over those it is not sure of."""
         key = (batch.node, batch.daemon_id)
         last = self._sequences.get(key)
         if last is not None and batch.sequence > last + 1:
-            self._lost(
-                Subject(node=batch.node), batch.sequence - last - 1, "batches", "the daemon's spool was full or damaged"
-            )
+            first, latest = last + 1, batch.sequence - 1
+            missing = f"number {first} is" if first == latest else f"numbers {first} to {latest} are"
+            why = f"{missing} missing; its daemon's log says what was lost"
+            self._lost(Subject(node=batch.node), None, "batches", why)
         self._sequences[key] = max(last or 0, batch.sequence)
 
     def remember(self, watched: Watched, items: Iterable[Told]) -> None:
