@@ -2,7 +2,8 @@
 
 import pytest
 
-from allocscope.allocator.messages import Verdict, judge, read_log
+from allocscope.allocator.messages import OomMessage, Origin, Verdict, judge, read_log
+from allocscope.allocator.messages.figures import read_figure
 
 NEW = (
     "CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of which {free} is free. {who}{allowed}Of"
@@ -75,6 +76,68 @@ def test_others_come_first_where_they_hold_far_more_than_the_holes():
         "2.50 GiB free in holes would have held the 2.00 GiB too",
     )
     assert judgement.advice[0].startswith("15 processes with the same 1.19 GiB look like other ranks' contexts")
+
+
+def test_where_the_holes_too_would_have_held_it_their_remedy_stands_beside_that_for_the_others():
+    who = "Process 7 has 18.00 GiB memory in use. " + US.format("61.00 GiB")
+    judgement = judged(who=who, allocated="58.00 GiB", unallocated="2.50 GiB")
+    assert judgement.verdict is Verdict.OTHER_PROCESSES
+    assert judgement.advice[:2] == ("see who they are (pid 7)", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    without = judged(
+        who="Process 7 has 30.00 GiB memory in use. " + US.format("48.00 GiB"),
+        allocated="46.00 GiB",
+        unallocated="1.00 GiB",
+    )
+    assert without.advice == ("see who they are (pid 7)",)
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        pytest.param(
+            NEW.format(**GIVEN | {"unallocated": "1.90 GiB", "allocated": "76.00 GiB"}),
+            "take a snapshot of such a moment: allocscope inspect tells to the byte",
+            id="holes and request alike",
+        ),
+        pytest.param(
+            NEW.format(**GIVEN | {"free": "2.03 GiB", "allocated": "5.00 GiB", "unallocated": "1.00 GiB", "total": "9.50 GiB"}),
+            "a slightly smaller batch or sequence, so that the device keeps some room: little was lacking",
+            id="hardly more free than asked for",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free.",
+            "find the text where it was first written, whole: the log of the process itself, before it was copied or cut",
+            id="cut",
+        ),
+        pytest.param(
+            "CUDA out of memory. Tried to allocate 2.00 GiB",
+            "find the text where it was first written, whole: the log of the process itself, before it was copied or cut",
+            id="cut early",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_called_says_how_to_know_more(text, advice):
+    judgement = judge(read_log([text]).messages[0])
+    assert (judgement.verdict, judgement.advice) == (Verdict.UNKNOWN, (advice,))
+
+
+@pytest.mark.parametrize(("free", "than"), [("2.03 GiB", "hardly more than"), ("2.00 GiB", "about as much as")])
+def test_a_request_for_about_what_the_device_had_free_is_a_close_call_with_the_device(free, than):
+    judgement = judged(free=free, allocated="5.00 GiB", unallocated="1.00 GiB", total="9.50 GiB")
+    assert judgement.reasons[0].startswith(f"a close call: the device had {free} free, {than} the 2.00 GiB asked for")
+
+
+@pytest.mark.parametrize("asked", [None, "2.00 GiB"])
+@pytest.mark.parametrize("total", [None, "79.10 GiB"])
+@pytest.mark.parametrize("free", [None, "100.00 MiB", "2.01 GiB"])
+@pytest.mark.parametrize("unallocated", [None, "1.90 GiB"])
+def test_no_verdict_is_unknown_without_advice(asked, total, free, unallocated):
+    requested, capacity, left, holes = (
+        read_figure(*told.split()) if told else None for told in (asked, total, free, unallocated)
+    )
+    message = OomMessage(1, Origin.ALLOCATOR, "cuda", requested=requested, total=capacity, free=left, unallocated=holes)
+    judgement = judge(message)
+    assert judgement.advice
 
 
 def test_in_a_container_the_named_process_is_this_job_where_there_is_no_room_for_both():

@@ -6,7 +6,7 @@ from allocscope.allocator.messages.figures import Range
 from allocscope.allocator.messages.judgement import Judgement, Verdict
 from allocscope.allocator.messages.message import OomMessage, Origin
 from allocscope.allocator.messages.standing import MIB
-from allocscope.allocator.messages.words import SMALLER, about, said
+from allocscope.allocator.messages.words import SMALLER, WHOLE, about, said
 
 _OUTSIDE_ADVICE = (
     "leave such callers room: lower the batch, or cap PyTorch with torch.cuda.set_per_process_memory_fraction",
@@ -90,12 +90,14 @@ def mps(message: OomMessage) -> Judgement:
             ("use smaller tensors",),
         )
     if not (message.requested and message.allocated and message.allowed):
-        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",))
+        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",), WHOLE)
     held = Range.of(message.allocated) + (Range.of(message.other) if message.other else Range(0, 0))
     if (held + need).below(Range.of(message.allowed)):
         why = f"what is held and the {said(message.requested)} come to less than the {said(message.allowed)} allowed"
         return Judgement(
-            Verdict.UNKNOWN, (why, "Metal takes whole heaps, so that it may refuse a little before the limit")
+            Verdict.UNKNOWN,
+            (why, "Metal takes whole heaps, so that it may refuse a little before the limit"),
+            ("ask for less at once: smaller batches, sequences or images",),
         )
     reasons = [
         f"PyTorch holds {said(message.allocated)} of the {said(message.allowed)} that it allows itself under MPS"
@@ -117,7 +119,7 @@ def async_pool(message: OomMessage) -> Judgement:
     need, free, total = Range.of(message.requested), Range.of(message.free), Range.of(message.total)
     held = Range.of(message.allocated)
     if not (message.requested and message.allocated):
-        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",))
+        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",), WHOLE)
     room = message.free is not None and free.at_least(need + Range(margin(total), margin(total)))
     limit = Range.of(message.limit)
     if message.limit and (limit.below(held + need) or (room and not (held + need).below(limit))):
@@ -127,7 +129,7 @@ def async_pool(message: OomMessage) -> Judgement:
             ("raise torch.cuda.set_per_process_memory_fraction",),
         )
     if message.total is None:
-        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",))
+        return Judgement(Verdict.UNKNOWN, ("the text is cut before it says enough",), WHOLE)
     if total.below(need + held):
         return Judgement(
             Verdict.CAPACITY,

@@ -12,6 +12,8 @@ from allocscope.allocator.messages.standing import GIB, Standing, standing
 from allocscope.allocator.messages.words import (
     NO_SETTING,
     SMALLER,
+    SNAPSHOT,
+    WHOLE,
     about,
     fragmentation_advice,
     others_advice,
@@ -154,12 +156,13 @@ def _stranded_or_others(message: OomMessage, at: Standing) -> Judgement | None:
     if fits and not (others_would and at.others.low >= DOMINANT * (at.stranded.high or 0)):
         return _fragmented(message, at)
     if others_would:
-        reasons = [others_hold(at)]
+        reasons, advice = [others_hold(at)], others_advice(message, at)
         if fits:
             reasons.append(f"{about(at.stranded)} free in holes would have held the {said(message.requested)} too")
+            advice += fragmentation_advice(message)
         elif not at.stranded_known:
             reasons.append("the text is cut before it says how much was free in holes")
-        return Judgement(Verdict.OTHER_PROCESSES, tuple(reasons), others_advice(message, at))
+        return Judgement(Verdict.OTHER_PROCESSES, tuple(reasons), advice)
     return None
 
 
@@ -193,28 +196,29 @@ def _not_called(message: OomMessage, at: Standing) -> Judgement:
         if at.stranded_known and at.stranded.low >= max(at.live.high or 0, GIB):
             why = f"{about(at.stranded)} lay free in holes, more than was live ({about(at.live)}); what was asked for is not in the text"
             return Judgement(Verdict.FRAGMENTATION, (why,), fragmentation_advice(message))
-        return Judgement(Verdict.UNKNOWN, ("the text does not say what was asked for",))
-    if at.free_known and at.free.at_least(at.requested):
+        return Judgement(Verdict.UNKNOWN, ("the text does not say what was asked for",), WHOLE)
+    if at.free_known and not at.free.below(at.requested):
+        than = "hardly more than" if at.free.at_least(at.requested) else "about as much as"
         why = (
-            f"a close call: the device had {said(message.free)} free, hardly more than the {said(message.requested)} asked for;"
+            f"a close call: the device had {said(message.free)} free, {than} the {said(message.requested)} asked for;"
             " a driver may refuse before the last of it is given"
         )
-        return Judgement(Verdict.UNKNOWN, (why,))
+        advice = ("a slightly smaller batch or sequence, so that the device keeps some room: little was lacking",)
+        return Judgement(Verdict.UNKNOWN, (why,), advice)
     if at.stranded_known and at.free_known:
         why = (
             f"a close call: all that was free, {about(at.free + at.stranded)}, and the {said(message.requested)} asked for cannot be told"
             " apart, rounded as they are printed"
         )
-        return Judgement(
-            Verdict.UNKNOWN, (why,), ("take a snapshot of such a moment: allocscope inspect tells to the byte",)
-        )
+        return Judgement(Verdict.UNKNOWN, (why,), SNAPSHOT)
     if at.free_known:
         why = f"{said(message.free)} was free on the device; the text is cut before it says how much lay free in holes"
-        return Judgement(Verdict.UNKNOWN, (why,))
+        return Judgement(Verdict.UNKNOWN, (why,), WHOLE)
     if message.total:
         why = f"the text does not say how much was free: {about(at.total - at.reserved)} of the device are not PyTorch's of this process"
-        return Judgement(Verdict.UNKNOWN, (why, "others may hold them, or something limits a single allocation"))
-    return Judgement(Verdict.UNKNOWN, ("the text does not say how much was free",))
+        reasons = (why, "others may hold them, or something limits a single allocation")
+        return Judgement(Verdict.UNKNOWN, reasons, ("see at such a moment who else holds memory of the device",))
+    return Judgement(Verdict.UNKNOWN, ("the text does not say how much was free",), WHOLE)
 
 
 _RULES: tuple[_Rule, ...] = (

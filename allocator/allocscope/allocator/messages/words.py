@@ -9,6 +9,8 @@ from allocscope.allocator.messages.message import OomMessage
 from allocscope.allocator.messages.standing import GIB, MIB, Standing
 
 SMALLER = ("a smaller batch or sequence, activation checkpointing, a sharded optimizer or model, offloading",)
+WHOLE = ("find the text where it was first written, whole: the log of the process itself, before it was copied or cut",)
+SNAPSHOT = ("take a snapshot of such a moment: allocscope inspect tells to the byte",)
 NO_SETTING = "no setting of the allocator would have made room"
 
 
