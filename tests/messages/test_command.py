@@ -4,11 +4,15 @@ import gzip
 import io
 import json
 import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from allocscope.allocator.messages import read_log
-from allocscope.cli import oom
+from allocscope.cli import app, oom
 from allocscope.cli.oom_text import as_text
 
 TEXT = (
@@ -199,11 +203,67 @@ def test_a_log_without_any_says_so(tmp_path, capsys):
         (None, "No such file or directory"),
         (gzip.compress(TEXT.encode())[:-12], "Compressed file ended before the end-of-stream marker was reached"),
         (b"\x1f\x8bnot gzip at all", "Unknown compression method"),
+        (gzip.compress(b"")[:10] + b"\xff" * 20, "Error -3 while decompressing data: invalid block type"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path, capsys, content, problem):
     if content is not None:
         (tmp_path / "log").write_bytes(content)
     status, said = asked(capsys, tmp_path / "log", "--json")
-    assert (status, said.out) == (1, "")
+    assert (status, said.out) == (2, "")
     assert said.err == f"allocscope oom: cannot read {tmp_path / 'log'}: {problem}\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        pytest.param(pickle.dumps({"segments": []}), "a pickle", id="pickle"),
+        pytest.param(gzip.compress(pickle.dumps({"segments": []})), "a pickle", id="packed pickle"),
+        pytest.param(b"PK\x03\x04\x00\x00data.pkl", "a zip archive (as .pt files are)", id="pt"),
+        pytest.param(b"\x89PNG\r\n\x1a\n", "a picture", id="png"),
+    ],
+)
+def test_what_is_no_log_is_told_with_the_command_for_snapshots(tmp_path, capsys, content, what):
+    (tmp_path / "given").write_bytes(content)
+    status, said = asked(capsys, tmp_path / "given")
+    assert (status, said.out) == (2, "")
+    assert said.err == (
+        f"allocscope oom: {tmp_path / 'given'} is no log, but {what}; a PyTorch memory snapshot is read by allocscope inspect,"
+        " and oom wants a job's output\n"
+    )
+
+
+def test_a_closed_standard_input_is_told(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    status, said = asked(capsys, "-")
+    assert (status, said.out, said.err) == (2, "", "allocscope oom: cannot read -: the standard input is closed\n")
+
+
+@pytest.mark.parametrize("command", ["oom", "inspect", "replay"])
+@pytest.mark.parametrize("name", ["none", "."])
+def test_a_file_that_cannot_be_read_ends_every_command_alike(tmp_path, capsys, command, name):
+    assert app.main([command, str(tmp_path / name)]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+
+
+@pytest.mark.parametrize("times", [1, 2000], ids=["a small answer", "a large answer"])
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_an_answer_that_cannot_be_written_is_told(tmp_path, monkeypatch, times, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    path = tmp_path / "log"
+    path.write_text("".join(TEXT.replace("448.00", f"{100 + at}.00") for at in range(times)), encoding="utf-8")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "allocscope.cli", "oom", path], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"allocscope: the answer cannot be written: No space left on device\n")
+
+
+def test_what_goes_wrong_elsewhere_is_not_taken_for_an_answer_that_cannot_be_written(monkeypatch):
+    def broken(arguments):
+        raise OSError("of something else")
+
+    monkeypatch.setattr(oom, "main", broken)
+    with pytest.raises(OSError, match="of something else"):
+        app.main(["oom", "log"])

@@ -10,6 +10,7 @@ import io
 import os
 import sys
 from importlib import import_module
+from typing import TextIO
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("a fleet on this machine, from recordings of real jobs", "all"),
@@ -49,6 +50,23 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if not _is_stuck(sys.stdout):
+            raise
+        print(f"allocscope: the answer cannot be written: {error.strerror or error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _is_stuck(out: TextIO | None) -> bool:
+    """Can nothing be written to it, as on a full disk? Unbuffered, it keeps nothing that a flush could fail on."""
+    try:
+        if out is not None:
+            out.write("\n")
+            out.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _run(arguments: list[str] | None) -> int:

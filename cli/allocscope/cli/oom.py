@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import errno
 import gzip
 import io
 import json
+import re
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -19,18 +22,38 @@ from allocscope.cli.prose import prose_width
 HELP = "explain the out-of-memory texts in a log"
 
 _CHUNK_BYTES = 1 << 20
+_NO_LOGS = (
+    (re.compile(rb"\x80[\x02-\x05]"), "a pickle"),
+    (re.compile(rb"PK\x03\x04"), "a zip archive (as .pt files are)"),
+    (re.compile(rb"\x89PNG|GIF8|\xff\xd8\xff"), "a picture"),
+    (re.compile(rb"\x7fELF|%PDF"), "a binary file"),
+)
+"""How what is often given by mistake begins."""
+
+
+class NotALogError(Exception):
+    """What should be a log is something else."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"is no log, but {what}; a PyTorch memory snapshot is read by allocscope inspect, and oom wants a job's output"
+        )
+        self.what = what
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 whether or not a text is found, 1 where the log cannot be read."""
+    """Exit status: 0 whether or not a text is found, 2 where the file cannot be read, or is no log."""
     options = _parser().parse_args(arguments)
     try:
         report = _report(options.file)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         print(
             f"allocscope oom: cannot read {options.file}: {getattr(error, 'strerror', None) or error}", file=sys.stderr
         )
-        return 1
+        return 2
+    except NotALogError as error:
+        print(f"allocscope oom: {options.file} {error}", file=sys.stderr)
+        return 2
     print(json.dumps(as_json(report)) if options.json else as_text(report, prose_width()))
     return 0
 
@@ -46,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _report(file: str) -> OomReport:
     if file == "-":
+        if sys.stdin is None:  # the shell's `<&-`
+            raise OSError(errno.EBADF, "the standard input is closed")
         return _read(cast(io.BufferedReader, sys.stdin.buffer))
     with Path(file).open("rb") as log:
         return _read(log)
@@ -62,6 +87,9 @@ def _read(log: io.BufferedReader) -> OomReport:
 def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
     """The log's text by chunks; UTF-8, or UTF-16 where its first bytes say so (a PowerShell redirection)."""
     chunk = log.read(_CHUNK_BYTES)
+    for beginning, what in _NO_LOGS:
+        if beginning.match(chunk):
+            raise NotALogError(what)
     wide = chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
     while chunk:
