@@ -181,7 +181,7 @@ def test_where_much_is_stranded_the_largest_hole_is_told(shown):
 
 def test_another_setting_is_offered_where_there_is_a_history_to_replay(shown, tmp_path):
     out = shown(pickled(HOLED | HISTORY), name="my snapshot")[1]
-    assert f"allocscope replay '{tmp_path / 'my snapshot'}' --conf expandable_segments:True" in out
+    assert f"\n  allocscope replay '{tmp_path / 'my snapshot'}' --conf expandable_segments:True" in out
     assert "allocscope replay" not in shown(pickled(HEALTHY | HISTORY))[1]
     assert "allocscope replay" not in shown(pickled(HOLED))[1]
 
@@ -209,6 +209,12 @@ def test_sentences_are_folded_for_a_terminal_only(shown):
     ]
     assert max(map(len, prose)) <= 60
     assert shown(pickled(FAILED))[1] == TEXT_OF_FAILED
+
+
+def test_a_command_to_be_copied_is_not_folded():
+    assert "\n  allocscope replay FILE --conf expandable_segments:True\n" in text_of(
+        pickled(HOLED | HISTORY), Look(prose_width=30)
+    )
 
 
 def test_now_shows_the_snapshot_and_not_the_failure(shown):

@@ -118,7 +118,7 @@ def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, file: str, 
     sections = [
         look.fold(_title(device, look)),
         look.fold(_failures(device, snapshot, look)),
-        look.fold(_picture(device, snapshot, file)) if moment is device.now else "",
+        _picture(device, snapshot, look, file) if moment is device.now else "",
         _bill(moment, look, "where the bytes are" + ("" if moment is device.now else ", at that moment")),
         _groups(moment.groups, look),
         _bars(moment.segments, look),
@@ -170,15 +170,15 @@ def _change(lost: int) -> str:
     return f"{size(lost)} net of it was freed" if lost > 0 else f"{size(-lost)} more was allocated"
 
 
-def _picture(device: DeviceDiagnosis, snapshot: Snapshot, file: str) -> str:
+def _picture(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, file: str) -> str:
     """What it comes to, and what can be tried without the job: only where there is a history to replay."""
-    lines = list(picture_of(device.now))
+    lines = [look.fold(sentence) for sentence in picture_of(device.now)]
     history = snapshot.traces[device.device : device.device + 1]
     if any(history) and much_stranded(device.now) and not snapshot.settings.expandable:
+        lines.append("To see what another setting makes of it:")
         lines.append(
-            "To see what another setting makes of it: "
-            f"allocscope replay {shlex.quote(_clean(file))} --conf expandable_segments:True"
-        )
+            f"  allocscope replay {shlex.quote(_clean(file))} --conf expandable_segments:True"
+        )  # whole, to be copied
     return "\n".join(lines)
 
 
