@@ -17,7 +17,7 @@ REAL = [case["message"] for case in json.loads(Path(__file__).with_name("real.js
 PIECES = [
     "\n", "\r", "\\n", " ", "[rank3]: ", "(W pid=7) ", "&gt;", "\\u00", "\x1b[31m", "<br>", "{\"log\":\"", "Process 9 has ",
     "5.00 GiB", "99999999999999999999 bytes", "0 bytes", "GPU 0 has a total capacity of ", "is reserved", "(", ";", "\ud800", "\0",
-    "٣.٤ GiB", "²", "CUDA out of memory.", "Tried to allocate ", "NCCL error in: ", "memory allocation failed with OOM", *ANCHORS,
+    "٣.٤ GiB", "&#" + "9" * 5000 + ";", "²", "CUDA out of memory.", "Tried to allocate ", "NCCL error in: ", "memory allocation failed with OOM", *ANCHORS,
 ]  # fmt: skip
 
 

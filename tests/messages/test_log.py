@@ -35,6 +35,14 @@ def test_an_exception_that_chained_tracebacks_repeat_is_one():
     assert brief(read_log([text]).messages) == [(2, None, 2)]
 
 
+def test_a_source_that_becomes_known_later_keeps_its_message():
+    """A first copy without a rank; then every rank's own."""
+    report = read_log(
+        ["".join(f"{whose}{OOM}\n" for whose in ("", "[rank7]: ", "[rank8]: ", "[rank7]: ", "[rank8]: "))]
+    )
+    assert [(message.rank, message.times) for message in report.messages] == [(7, 3), (8, 2)]
+
+
 def test_what_a_launcher_prints_again_without_a_rank_is_the_ranks():
     text = f"[rank3]: {OOM}\nE0812 failed (exitcode: 1)\n{OOM}\n"
     assert brief(read_log([text]).messages) == [(1, 3, 2)]
@@ -157,6 +165,8 @@ STORMS = {
     "one line": "already allocated ",
     "sources": "(W pid={at}) out of memory once\n",
     "white space": "out of memory" + " " * 300 + "\n",
+    "backslashes": "\\" * 100_000,
+    "many ranks": "[rank{at}]: CUDA out of memory. Tried to allocate 2.00 GiB\n",
     "brackets": "[[((((<<<<" * 30 + "out of memory\n",
 }
 

@@ -11,13 +11,16 @@ import re
 from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|\x1b[@-Z\\^_]")
-_ESCAPED = re.compile(r"\\+(?:u([0-9A-Fa-f]{4})|([nrt]))")
+_ESCAPED = re.compile(r"(?<!\\)\\+(?:u([0-9A-Fa-f]{4})|([nrt]))")
 _TAG = re.compile(r"<(/?)(?!std)([A-Za-z][A-Za-z0-9]{0,9})(?:\s[^<>]{0,300})?/?>")
 _BREAKS = frozenset({"br", "p", "div", "li", "tr"})
 _TRAILING = re.compile(r"(?<!\s)\s{2,}[\w.<>]{1,60}:\d+\s*$|\[repeated \d+x across cluster\].*$")
 _JSON_TAIL = re.compile(r'\\?n?",\s*"(?:stream|time|level|timestamp|attrs)":.{0,400}$')
 _JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(\d{1,5})')
 _RANK_INSIDE = re.compile(r"\brank[=:_ ]?(\d{1,5})")
+
+_LONG_REFERENCE = re.compile(r"&#(?:[0-9]{8,}|[xX][0-9A-Fa-f]{8,});?")
+"""To no character; Python would make a number of it, and refuses numbers of more than 4,300 digits."""
 
 _MARKS = "`*\"'|\\│┃║▏╎\u200b\u200c\u200d\u2060\ufeff\u00ad\x00"
 _DELETED = dict.fromkeys(map(ord, _MARKS))
@@ -97,7 +100,7 @@ def plain_lines(raw: str) -> list[str]:
         raw = _JSON_TAIL.sub("", raw)
     for _ in range(2):
         if "&" in raw:
-            raw = html.unescape(raw)
+            raw = html.unescape(_LONG_REFERENCE.sub("", raw))
     if "<" in raw:
         raw = _TAG.sub(lambda tag: "\n" if tag[2].lower() in _BREAKS else "", raw)
     if "\\" in raw:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 
 from allocscope.allocator.messages.cleaning import Line, Source, plain_lines, squeeze, undress
 from allocscope.allocator.messages.drafts import LONGEST_MESSAGE, drafts, retry_alone
@@ -237,35 +238,60 @@ class _Found:
 
     def __init__(self) -> None:
         self._messages: list[OomMessage] = []
+        self._figures: list[tuple[object, ...]] = []
+        """Of each message, as its first copy has them."""
         self._by_figures: dict[tuple[object, ...], list[int]] = {}
+        """By figures, rank and worker, either of these as it is said (or not) and as `_ANY`."""
         self._retries = self._left_out = 0
 
     def add(self, message: OomMessage) -> None:
         self._retries += message.origin is Origin.RETRY
         at = self._same(message)
         if at is not None:
-            self._messages[at] = _joined(self._messages[at], message)
+            known = self._messages[at]
+            self._messages[at] = joined = _joined(known, message)
+            if (joined.rank, joined.worker) != (known.rank, known.worker):
+                self._index(at)
             return
         if len(self._messages) >= MAX_MESSAGES:
             self._left_out += 1
             return
-        self._by_figures.setdefault(_figures(message), []).append(len(self._messages))
         self._messages.append(message)
+        self._figures.append(_figures(message))
+        self._index(len(self._messages) - 1)
+
+    def _index(self, at: int) -> None:
+        message, figures = self._messages[at], self._figures[at]
+        for rank, worker in product((message.rank, _ANY), (message.worker, _ANY)):
+            found = self._by_figures.setdefault((figures, rank, worker), [])
+            if at not in found[-1:]:
+                insort(found, at)
 
     def report(self, lines: int) -> OomReport:
         ordered = sorted(self._messages, key=lambda message: message.line)
         return OomReport(tuple(ordered), self._retries, lines, self._left_out)
 
     def _same(self, message: OomMessage) -> int | None:
-        for at in self._by_figures.get(_figures(message), ()):
-            if _one_source(self._messages[at], message):
-                return at
+        figures = _figures(message)
+        ranks = (_ANY,) if message.rank is None else (message.rank, None)
+        workers = (_ANY,) if message.worker is None else (message.worker, None)
+        equals = [self._first(message, (figures, rank, worker)) for rank, worker in product(ranks, workers)]
+        if found := [at for at in equals if at is not None]:
+            return min(found)
         for at in range(len(self._messages) - 1, max(len(self._messages) - _LOOK_BACK, 0) - 1, -1):
             if _one_source(self._messages[at], message) and _cut_copies(self._messages[at], message):
                 return at
         return None
 
+    def _first(self, message: OomMessage, key: tuple[object, ...]) -> int | None:
+        """The first under a key that is the message's source still: a joined copy may have said more of it."""
+        places = self._by_figures.get(key, [])
+        while places and not _one_source(self._messages[places[0]], message):
+            del places[0]
+        return places[0] if places else None
 
+
+_ANY = object()
 _SAID = tuple(
     f.name
     for f in fields(OomMessage)
