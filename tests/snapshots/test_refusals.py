@@ -1,11 +1,13 @@
 """What is no snapshot is refused with a clear reason, in bounded time and memory; nothing of a hostile file is run."""
 
+import contextlib
 import gzip
 import json
 import os
 import pickle
 import subprocess
 import sys
+import time
 import zipfile
 from io import BytesIO
 
@@ -90,6 +92,38 @@ def test_what_a_file_unpacks_to_is_bounded():
     data = gzip.compress(pickled(snapshot()))
     with pytest.raises(TooLargeError, match="more than 1000 bytes"):
         read_snapshot(data, "x", limit_bytes=1000)
+
+
+@pytest.mark.parametrize("unit", [b"[],", b"{},", b'"a",', b"777,"])
+def test_what_json_comes_to_in_memory_is_bounded(unit):
+    """200 KB that unpack to 200 MB and would take twenty times as much."""
+    data = gzip.compress(b"[" + unit * (200_000_000 // len(unit)) + b"0]", 1)
+    with pytest.raises(TooLargeError, match="more than 2147483648 bytes"):
+        read_snapshot(data, "x")
+
+
+def long_lines(count):
+    """As many frames, of lines that all have one hash."""
+    frames = [{"name": "f", "filename": "x.py", "line": at * ((1 << 61) - 1)} for at in range(9, count)]
+    return {
+        "segments": [],
+        "device_traces": [[{"action": "alloc", "addr": 0, "size": 1, "stream": 0, "frames": frames}]],
+    }
+
+
+@pytest.mark.parametrize("data", [pickle.dumps(long_lines(20_000), 4), json.dumps(long_lines(20_000)).encode()])
+def test_numbers_of_one_hash_take_no_longer_than_others(data):
+    started = time.process_time()
+    with contextlib.suppress(SnapshotError):
+        assert len(read_snapshot(data, "x").traces[0]) == 1
+    assert time.process_time() - started < 1
+
+
+def test_many_empty_members_take_no_longer_than_their_bytes():
+    started = time.process_time()
+    with pytest.raises(NotASnapshotError, match="is empty"):
+        read_snapshot(gzip.compress(b"") * 100_000, "x")
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])

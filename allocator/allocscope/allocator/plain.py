@@ -25,7 +25,8 @@ OnList = Callable[[list[Any]], int]
 """Called with a list that was added to; it may change it in place, and says how many values it took out of it."""
 _TEXT_PICKLES = (b"(dp", b"(lp", b"(d.", b"(l.", b"}q", b"]q")
 _LONGEST_STRING = 1 << 24
-_LONGEST_NUMBER = 255
+_LONGEST_NUMBER = 9
+"""64 bits and the sign. Longer ones may all have one hash, and a dict of them takes forever."""
 _TUPLES_IN_TUPLES = 8
 
 
@@ -219,17 +220,16 @@ class _Screen(io.RawIOBase):
             if start > len(data):
                 return start - at
             count = int.from_bytes(data[at + 1 : start], "little")
-            if count > (_LONGEST_NUMBER if code in b"\x8a\x8b" else _LONGEST_STRING):
-                raise self._out_of_proportion(count)
+            if code in b"\x8a\x8b" and count > _LONGEST_NUMBER:
+                raise HostilePickleError(self.file_name, f"a number of {count} bytes")
+            if count > _LONGEST_STRING:
+                raise HostilePickleError(self.file_name, f"one value of {count} bytes")
             return start + count - at
         if code in _FIXED:
             return _FIXED[code]
         if code in _ADDS or code in _TUPLES:
             return 1
         raise _refusal(data, at, self._passed + at, self.file_name)
-
-    def _out_of_proportion(self, count: int) -> Exception:
-        return HostilePickleError(self.file_name, f"one value of {count} bytes")
 
     def _count(self, chunk: bytes) -> None:
         large = len(chunk) - len(chunk.translate(None, _LARGE_OBJECTS))

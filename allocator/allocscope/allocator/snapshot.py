@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ UNPACKED_LIMIT_BYTES = 1 << 30
 DEFAULT_POOL = (0, 0)
 LIVE, AWAITING, INACTIVE = "active_allocated", "active_pending_free", "inactive"
 _NO_LARGER = 1 << 64
+_JSON_LIMIT_BYTES = 1 << 31
+"""How much the values of a JSON file may take, by a rough count: what is short in the file may be large in memory."""
 _BOM = b"\xef\xbb\xbf"
 _ZIP_MAGIC = b"PK\x03\x04"
 
@@ -218,6 +221,10 @@ _KNOWN_KEYS = frozenset(
 
 
 def _load_json(data: bytes, name: str) -> Any:
+    containers, items = data.count(b"[") + data.count(b"{"), data.count(b",")
+    text_bytes = len(data) if data.isascii() else 4 * len(data)
+    if text_bytes + 64 * containers + 40 * items > _JSON_LIMIT_BYTES:
+        raise TooLargeError(name, _JSON_LIMIT_BYTES)
     try:
         return json.loads(data, object_hook=_Compaction(name).one)
     except (ValueError, RecursionError) as error:
@@ -241,6 +248,15 @@ def _unpacked(packed: Iterable[bytes], name: str, limit_bytes: int) -> Iterator[
         yield piece
 
 
+def _sliced(data: bytes, packed: Iterator[bytes]) -> Iterator[bytes]:
+    """The same in slices: what follows a member is copied at its end, and there may be many members."""
+    for piece in chain((data,), packed):
+        yield from (piece[at : at + _SLICE_BYTES] for at in range(0, len(piece), _SLICE_BYTES))
+
+
+_SLICE_BYTES = 1 << 14
+
+
 def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
     data = next(packed, b"")
     while 0 < len(data) < len(GZIP_MAGIC) and (more := next(packed, b"")):
@@ -249,6 +265,8 @@ def _gunzipped(packed: Iterator[bytes], name: str) -> Iterator[bytes]:
         yield data
         yield from packed
         return
+    packed = _sliced(data, packed)
+    data = next(packed)
     while data.startswith(GZIP_MAGIC):
         member = zlib.decompressobj(wbits=31)
         while True:
@@ -340,7 +358,7 @@ class _Compaction:
         try:
             keys = list(map(_FRAME_KEYS, told))
             for key in set(keys) - self._frames.keys():
-                if tuple(map(type, key)) != (str, str, int):
+                if tuple(map(type, key)) != (str, str, int) or not -_NO_LARGER < key[2] < _NO_LARGER:
                     return None
                 self._frames[key] = Frame(*key)
             return list(map(self._frames.__getitem__, keys))
@@ -396,6 +414,8 @@ def _frame(told: Any) -> Frame | None:
     except (KeyError, TypeError, IndexError):
         return None
     if type(name) is not str or type(filename) is not str or type(line) is not int:
+        return None
+    if not -_NO_LARGER < line < _NO_LARGER:  # many such may all have one hash
         return None
     return Frame(name, filename, line)
 
