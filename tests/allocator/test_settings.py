@@ -93,6 +93,12 @@ def test_every_size_setting_is_read():
     ("conf", "message"),
     [
         ("max_split_size_mb:many", "max_split_size_mb cannot be 'many'"),
+        ("max_split_size_mb:9999999999999", "max_split_size_mb cannot be '9999999999999'"),
+        ("max_split_size_mb:1_00", "max_split_size_mb cannot be '1_00'"),
+        ("per_process_memory_fraction:-inf", "per_process_memory_fraction cannot be '-inf'"),
+        ("per_process_memory_fraction:-0.5", "per_process_memory_fraction cannot be '-0.5'"),
+        ("garbage_collection_threshold:nan", "garbage_collection_threshold cannot be 'nan'"),
+        ("roundup_power2_divisions:-4", "roundup_power2_divisions cannot be '-4'"),
         ("expandable_segments:yes", "expandable_segments cannot be 'yes'"),
         ("roundup_power2_divisions:3", "roundup_power2_divisions cannot be '3'"),
         ("max_split_size_mb", "cannot be read from 'max_split_size_mb' on"),

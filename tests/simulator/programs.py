@@ -28,6 +28,7 @@ CONFS = (
     "roundup_power2_divisions:[1:1,4:2,16:4,>:8]",
     "large_segment_size_mb:12",
     "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.8",
+    "throw_on_cudamalloc_oom:True",
 )
 EDGES: tuple[int, ...] = (
     *(1, 511, 512, 513, MIB - 512, MIB - 1, MIB, MIB + 1, 2 * MIB, 3 * MIB + 7),

@@ -38,6 +38,12 @@ def test_no_two_ranges_overlap_and_all_comes_back(steps):
     assert gaps.take(1 << 40) == 0
 
 
+def test_addresses_are_never_used_up():
+    """However large a device is said to be, and wherever its segments are."""
+    addresses = LowestGap((1 << 64) - (1 << 20))
+    assert [addresses.take(1 << 62) >> 62 for _ in range(9)] == list(range(3, 12))
+
+
 def test_rising_ranges_are_never_used_twice():
     rising = Rising(1 << 40, step_bytes=1 << 30)
     assert rising.take(1) == 1 << 40

@@ -5,6 +5,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from allocscope.allocator.headroom import Way, headroom, would_succeed
+from allocscope.allocator.settings import parse_settings
+from allocscope.allocator.simulator import Device, Simulator
 from allocscope.allocator.simulator.headroom import largest_request
 from allocscope.allocator.simulator.seed import simulator_from
 from allocscope.model import BlockMap, Pool, condense
@@ -116,11 +118,25 @@ def test_nothing_larger_than_the_largest_request_succeeds(program, others, strea
     assert allocator.stats() == before
 
 
+@pytest.mark.parametrize(
+    ("conf", "largest_mib"),
+    [
+        pytest.param("throw_on_cudamalloc_oom:True", 80, id="what is reserved counts, though it would be given back"),
+        pytest.param(
+            "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.9", 90, id="a fraction ends it before"
+        ),
+    ],
+)
+def test_a_policy_judges_before_anything_is_given_back(conf, largest_mib):
+    """100 MiB, 10 of others, 20 in a cached segment."""
+    allocator = Simulator(parse_settings(conf), Device(100 * MIB, other_bytes=10 * MIB))
+    allocator.free(allocator.malloc(20 * MIB))
+    largest = largest_request(allocator)
+    assert (largest.request_bytes, largest.way) == (largest_mib * MIB, Way.AFTER_RELEASE)
+
+
 @pytest.mark.parametrize("pool", list(Pool))
 def test_an_empty_allocator_has_the_whole_device(pool):
-    from allocscope.allocator.settings import parse_settings
-    from allocscope.allocator.simulator import Device, Simulator
-
     allocator = Simulator(parse_settings(""), Device(101 * MIB))
     largest = largest_request(allocator, pool=pool)
     assert (largest.request_bytes, largest.way) == ((MIB if pool is Pool.SMALL else 100 * MIB), Way.DEVICE)

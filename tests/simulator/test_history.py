@@ -10,7 +10,7 @@ from allocscope.allocator.simulator.beginning import beginning_of
 from allocscope.allocator.simulator.history import ask_again, read_history
 from allocscope.allocator.simulator.seed import as_told
 from allocscope.allocator.simulator.what_if import Source, shown_total, what_if
-from allocscope.allocator.snapshot import read_snapshot
+from allocscope.allocator.snapshot import SnapshotBlock, SnapshotSegment, read_snapshot
 from tests.allocator.made import FOLDERS as RECORDINGS
 from tests.allocator.made import (
     SHIPPED,
@@ -217,6 +217,11 @@ def test_other_settings_would_have_saved_a_run():
 def test_settings_that_cannot_be_read_are_refused():
     with pytest.raises(SettingsError):
         what_if(Source([], [], DEFAULT, ""), ["max_split_size_mb:x"])
+
+
+def test_a_block_in_a_state_that_is_not_known_is_taken_for_waiting():
+    segment = SnapshotSegment(0, 0, 2 * MIB, 0, "small", (0, 0), False, (SnapshotBlock(0, 2 * MIB, 9, "active_odd"),))
+    assert as_told(segment)["blocks"][0]["state"] == "active_pending_free"
 
 
 def test_a_failure_shows_how_much_there_was():

@@ -37,6 +37,13 @@ def packed(folder, *told):
     [
         ({"requests": [["a", 0, 512]]}, "request 0 is ['a', 0, 512], which is none of a, f, r, s, e with its numbers"),
         ({"requests": [["x"]]}, "request 0 is ['x'], which is none of a, f, r, s, e with its numbers"),
+        ({"requests": [[[]]]}, "request 0 is [[]], which is none of a, f, r, s, e with its numbers"),
+        ({"requests": [["a", 0, -5, 0]]}, "request 0 is ['a', 0, -5, 0], which is none of"),
+        ({"requests": [["a", 0, int("9" * 4300), 0]]}, "request 0 is ['a', 0, 99999"),
+        ({"memory_fraction": float("-inf")}, "memory_fraction is -inf, not a int or float or NoneType"),
+        ({"memory_fraction": float("nan")}, "memory_fraction is nan, not a int or float or NoneType"),
+        ({"device_total": 1 << 70}, "device_total is 1180591620717411303424, not a int"),
+        ({"torch": "2." + "9" * 5000}, "is not a version of PyTorch, such as 2.14.1"),
         ({"requests": [["f", 3]]}, "request 0: nothing with the id 3 is allocated"),
         ({"requests": None}, "requests is None, not a list"),
         ({"device_total": -1}, "device_total is -1, not a int"),
@@ -58,6 +65,16 @@ def test_a_case_that_cannot_be_used_is_refused_with_the_reason(tmp_path, capsys,
         ([], "is empty"),
         ([[]], "holds a list where an object should be"),
         ([HEADER, {"op": "explode"}], "row 0 asks for 'explode'"),
+        ([HEADER, {"op": []}], "row 0 asks for []"),
+        (
+            [HEADER, {"op": "alloc", "id": 1, "size": -5, "stream": 0}],
+            "size and stream are whole numbers, a size from 0 on",
+        ),
+        (
+            [HEADER, {"op": "alloc", "id": 1, "size": 5, "stream": "x"}],
+            "size and stream are whole numbers, a size from 0 on",
+        ),
+        ([HEADER, {"op": "alloc", "id": 1, "size": int("9" * 4300), "stream": 0}], "size and stream are whole numbers"),
         ([HEADER, {"op": "free", "id": 1}], "row 0 is {'op': 'free', 'id': 1}"),
         ([{**HEADER, "stat_columns": None}], "stat_columns is None"),
     ],
@@ -129,6 +146,23 @@ def test_a_snapshot_needs_the_device_s_size_for_anything_to_fail(capsys):
     (recorded,) = json.loads(capsys.readouterr().out)["devices"]["0"]["replays"]
     assert recorded["failed_at"] is not None
     assert "out of memory" in recorded["message"]
+
+
+@pytest.mark.parametrize(
+    "option", [["--conf", "backend:native"], ["--torch", "2.11"], ["--device-other", "0"], ["--device-total", "5"]]
+)
+def test_what_is_for_a_file_is_not_passed_over_with_requests(tmp_path, capsys, option):
+    with pytest.raises(SystemExit) as ended:
+        replay(["--requests", packed(tmp_path, CASE), *option])
+    assert ended.value.code == 2
+    assert "are for a FILE" in capsys.readouterr().err
+
+
+def test_a_packed_file_that_is_damaged_is_told(tmp_path, capsys):
+    path = tmp_path / "x.json.gz"
+    path.write_bytes(gzip.compress(b"{}")[:10] + b"\xff" * 20)
+    assert replay(["--requests", str(path)]) == 2
+    assert "cannot be read as gzip (Error -3" in capsys.readouterr().err
 
 
 def test_a_snapshot_without_a_history_is_refused(tmp_path, capsys):

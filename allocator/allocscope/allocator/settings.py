@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from math import inf
 from typing import Any
 
 from allocscope.allocator.errors import SettingsError
@@ -173,9 +174,9 @@ def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSetting
         case "large_segment_size_mb":
             return replace(settings, large_segment_bytes=_positive(value) * MIB)
         case "garbage_collection_threshold":
-            return replace(settings, gc_threshold=float(value))
+            return replace(settings, gc_threshold=_share(value))
         case "per_process_memory_fraction":
-            return replace(settings, memory_fraction=float(value))
+            return replace(settings, memory_fraction=_share(value))
         case "expandable_segments":
             return replace(settings, expandable=_boolean(value))
         case "throw_on_cudamalloc_oom":
@@ -195,8 +196,18 @@ def _no(value: str) -> bool:
 
 
 def _positive(value: str) -> int:
-    number = int(value)
+    number = _number(value)
     return number if number > 0 else _no(value)
+
+
+def _number(value: str) -> int:
+    """Digits alone, and no more than any device has MiB."""
+    return int(value) if re.fullmatch(r"[0-9]{1,12}", value) else int(_no(value))
+
+
+def _share(value: str) -> float:
+    """Neither below 0 nor endless, and no NaN."""
+    return share if 0 <= (share := float(value)) < inf else _no(value)
 
 
 def _divisions(value: str) -> tuple[int, ...]:
@@ -216,8 +227,8 @@ def _divisions(value: str) -> tuple[int, ...]:
 
 
 def _power_of_two(value: str) -> int:
-    number = int(value)
-    return number if number >= 0 and number & (number - 1) == 0 else _no(value)
+    number = _number(value)
+    return number if number & (number - 1) == 0 else _no(value)
 
 
 def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:

@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,10 @@ def main(arguments: list[str]) -> int:
     asked = parser.parse_args(arguments)
     if sum(map(bool, (asked.file, asked.requests, asked.golden))) != 1:
         parser.error("name a FILE, or --requests, or --golden")
+    if not asked.file and (asked.conf or asked.torch or asked.device_total or asked.device_other is not None):
+        parser.error(
+            "--conf, --device-total, --device-other and --torch are for a FILE; requests written down have their own"
+        )
     try:
         if asked.golden:
             text = _golden(asked.golden, asked.json)
@@ -234,7 +239,7 @@ def _unpacked(path: str) -> bytes:
     try:
         with gzip.open(Path(path)) as file:
             data = file.read(LIMIT_BYTES + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ReplayError(path, f"cannot be read as gzip ({getattr(error, 'strerror', None) or error})") from error
     if len(data) > LIMIT_BYTES:
         raise ReplayError(path, f"unpacks to more than {LIMIT_BYTES} bytes")

@@ -14,6 +14,8 @@ from allocscope.allocator.settings import MIB
 PAGE_BYTES = 2 * MIB
 """What cudaMalloc and cuMemCreate give memory in."""
 GIB = 1 << 30
+_ENDLESS = 1 << 128
+"""Addresses are never used up, whatever a snapshot or somebody says of a device."""
 
 
 class Addresses(Protocol):
@@ -37,7 +39,7 @@ class LowestGap:
 
     def __init__(self, start: int, page_bytes: int = PAGE_BYTES) -> None:
         self._page_bytes = page_bytes
-        self._starts, self._ends = [start], [1 << 62]
+        self._starts, self._ends = [start], [_ENDLESS]
 
     def take(self, size: int) -> int:
         """The start of the lowest gap of so many bytes."""

@@ -50,19 +50,30 @@ def _ends(simulator: Simulator, stream: int, *, small: bool) -> set[int]:
     now.reap()
     free_set = now.free_set(small=small, stream=stream)
     found = set(free_set.sizes[-1:])
-    found.update(_from_driver(now, free_set, small=small))
+    policy = _policy_bytes(now)
+    found.update(_from_driver(now, free_set, policy, small=small))
     now.empty_cache()
-    found.update(_from_driver(now, now.free_set(small=small, stream=stream), small=small))
+    after = now.free_set(small=small, stream=stream)
+    for each in (policy, _policy_bytes(now)):
+        found.update(_from_driver(now, after, each, small=small))
     return found
 
 
-def _from_driver(simulator: Simulator, free_set: FreeSet, *, small: bool) -> Iterator[int]:
+def _policy_bytes(simulator: Simulator) -> int | None:
+    """What throw_on_cudamalloc_oom lets be had: it judges an attempt, the first one too unless a memory fraction ends that before."""
+    settings = simulator.settings
+    if not settings.throw_on_oom:
+        return None
+    return int(settings.memory_fraction * simulator.device.total_bytes) - simulator.reserved_bytes
+
+
+def _from_driver(simulator: Simulator, free_set: FreeSet, policy_bytes: int | None, *, small: bool) -> Iterator[int]:
     settings, device, reserved = simulator.settings, simulator.device, simulator.reserved_bytes
     limits = [device.free_bytes]
     if simulator.allowed_bytes is not None:
         limits.append(simulator.allowed_bytes - reserved)
-    if settings.throw_on_oom:
-        limits.append(int(settings.memory_fraction * device.total_bytes) - reserved)
+    if policy_bytes is not None:
+        limits.append(policy_bytes)
     segment = _largest_of(min(limits), small=small)
     if not settings.expandable:
         yield segment

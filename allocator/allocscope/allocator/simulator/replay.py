@@ -20,6 +20,8 @@ Request = Sequence[Any]
 """["a", id, bytes, stream] allocate; ["f", id] free; ["r", id, stream] record_stream; ["s"] every stream has caught up;
 ["e"] empty_cache."""
 
+TOO_MANY_BYTES = 1 << 63
+"""No size that PyTorch is asked for, and no device, is so large."""
 _CASE_REGION = 0x100000000000
 _GOLDEN_SEGMENTS, _GOLDEN_RESERVATIONS = 0x7F0000000000, 0x600000000000
 _SHAPES: dict[Any, tuple[type, ...]] = {
@@ -84,9 +86,9 @@ def case_of(told: Any, name: str) -> Case:
     fraction = read.value("memory_fraction", int, float, type(None))
     requests = read.value("requests", list)
     for at, request in enumerate(requests):
-        shape = _SHAPES.get(request[0]) if isinstance(request, list) and request else None
-        if shape is None or tuple(map(type, request)) != shape:
-            raise ReplayError(name, f"request {at} is {request!r}, which is none of a, f, r, s, e with its numbers")
+        if not _is_request(request):
+            problem = f"request {at} is {_short(request)}, which is none of a, f, r, s, e with its numbers"
+            raise ReplayError(name, problem)
     return Case(
         conf=conf,
         settings=parse_settings(conf),
@@ -96,6 +98,12 @@ def case_of(told: Any, name: str) -> Case:
         version=read.version(),
         requests=tuple(requests),
     )
+
+
+def _is_request(told: Any) -> bool:
+    if not isinstance(told, list) or not told or not isinstance(told[0], str):
+        return False
+    return tuple(map(type, told)) == _SHAPES.get(told[0]) and (told[0] != "a" or 0 <= told[2] < TOO_MANY_BYTES)
 
 
 def simulator_of(case: Case, *, trace: bool = True) -> Simulator:
@@ -164,21 +172,30 @@ def replay_golden(run: GoldenRun, name: str = "golden run") -> tuple[Row, ...]:
     addresses: dict[int, int] = {}
     answers = []
     for at, row in enumerate(run.rows):
-        ask = _GOLDEN.get(row["op"])
+        ask = _GOLDEN.get(row["op"]) if isinstance(row["op"], str) else None
         if ask is None:
-            raise ReplayError(name, f"row {at} asks for {row['op']!r}, which is none of {', '.join(_GOLDEN)}")
+            raise ReplayError(name, f"row {at} asks for {_short(row['op'])}, which is none of {', '.join(_GOLDEN)}")
         try:
             address = ask(simulator, row, addresses)
         except (KeyError, TypeError) as error:
-            raise ReplayError(name, f"row {at} is {dict(row)!r} ({error})") from error
+            raise ReplayError(name, f"row {at} is {_short(dict(row))} ({error})") from error
         stats = {**simulator.stats(), "device_used": device.other_bytes + device.used_bytes}
         answers.append(Row(address, tuple(map(stats.get, run.stat_columns))))
     return tuple(answers)
 
 
+def _short(told: object) -> str:
+    """As Python would write it, cut where it is long."""
+    text = repr(told)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
 def _alloc(simulator: Simulator, row: Mapping[str, Any], addresses: dict[int, int]) -> int | None:
+    size, stream = row["size"], row["stream"]
+    if type(size) is not int or type(stream) is not int or not 0 <= size < TOO_MANY_BYTES:
+        raise TypeError("size and stream are whole numbers, a size from 0 on")
     try:
-        address = simulator.malloc(row["size"], row["stream"])
+        address = simulator.malloc(size, stream)
     except OutOfMemoryError:
         return None
     addresses[row["id"]] = address
@@ -221,9 +238,9 @@ class _Reader:
     def value(self, key: str, *types: type) -> Any:
         """What is there under the key, of one of these types; None may be left out."""
         value = self._told.get(key)
-        if type(value) not in types or (type(value) is int and value < 0):
+        if type(value) not in types or (isinstance(value, int | float) and not 0 <= value < TOO_MANY_BYTES):
             wanted = " or ".join(kind.__name__ for kind in types)
-            raise ReplayError(self._name, f"{key} is {value!r}, not a {wanted}")
+            raise ReplayError(self._name, f"{key} is {_short(value)}, not a {wanted}")
         return value
 
     def version(self) -> str:

@@ -37,7 +37,7 @@ class Rules:
     """The address at the end of the error's text."""
 
 
-_RELEASE = re.compile(r"(\d+)\.(\d+)")
+_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 
 
 def is_version(told: str) -> bool:

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from allocscope.allocator.settings import AllocatorSettings
-from allocscope.allocator.simulator.blocks import STATES, UNMAPPED
+from allocscope.allocator.simulator.blocks import AWAITING, STATES, UNMAPPED
 from allocscope.allocator.simulator.device import PAGE_BYTES, Device, LowestGap
 from allocscope.allocator.simulator.rules import NEWEST
 from allocscope.allocator.simulator.simulator import Piece, Simulator
@@ -73,10 +73,15 @@ def as_told(segment: SnapshotSegment) -> dict[str, Any]:
         "segment_pool_id": segment.pool_id,
         "is_expandable": segment.is_expandable,
         "blocks": [
-            {"address": b.address, "size": b.size, "requested_size": b.requested_size, "state": b.state}
+            {"address": b.address, "size": b.size, "requested_size": b.requested_size, "state": _state(b.state)}
             for b in segment.blocks
         ],
     }
+
+
+def _state(told: str) -> str:
+    """One that is not known is taken for waiting."""
+    return told if told in STATES else STATES[AWAITING]
 
 
 def _place(segment: Mapping[str, Any]) -> tuple[tuple[int, int], str, int, bool]:
