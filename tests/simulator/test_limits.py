@@ -2,7 +2,7 @@
 
 import pytest
 
-from allocscope.allocator.errors import OutOfMemoryError
+from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
 from allocscope.allocator.settings import parse_settings
 from allocscope.allocator.simulator import Device, Simulator
 from allocscope.allocator.ways import Way
@@ -90,6 +90,18 @@ def test_settings_at_run_time_hold_for_new_requests():
     assert simulator.stats()["max_split_size"] == -1
     simulator.empty_cache()
     assert simulator.reserved_bytes == 30 * MIB
+
+
+def test_a_piece_that_a_lowered_max_split_size_makes_oversize_is_not_freed_as_a_segment():
+    """PyTorch would call cudaFree in the middle of a segment, whose other piece is in use."""
+    simulator = made(total=100)
+    address = simulator.malloc(64 * MIB)
+    simulator.malloc(8 * MIB)
+    simulator.free(address)
+    simulator.malloc(20 * MIB)
+    simulator.change_settings(parse_settings("max_split_size_mb:20"))
+    with pytest.raises(UndefinedStateError, match="a free block of 46137344 bytes, from max_split_size on, is part of"):
+        simulator.malloc(21 * MIB)
 
 
 def test_nothing_costs_nothing_and_too_much_is_refused():

@@ -82,7 +82,7 @@ class TraceError(AllocatorError):
 
 
 class UndefinedStateError(AllocatorError):
-    """The real allocator would be corrupt or abort here (ALLOCATOR.md 5.4); what it would do next is not defined."""
+    """The real allocator would be corrupt or abort here (ALLOCATOR.md 2.7, 5.4); what it would do next is not defined."""
 
 
 class OutOfMemoryError(AllocatorError):
