@@ -126,7 +126,10 @@ def _round_in_octave(request_bytes: int, divisions: int) -> int:
 
 
 def parse_settings(conf: str) -> AllocatorSettings:
-    """Settings from a PYTORCH_CUDA_ALLOC_CONF string; keys that decide no sizes, and unknown ones, are passed over."""
+    """Settings from a PYTORCH_CUDA_ALLOC_CONF string; keys that decide no sizes, and unknown ones, are passed over.
+
+    Strings of PyTorch 2.0 to 2.14; sizes become bytes. SettingsError: it is not in their form, or a value cannot be its key's.
+    """
     settings = AllocatorSettings()
     for key, value in _entries(conf):
         try:
@@ -232,7 +235,11 @@ def _power_of_two(value: str) -> int:
 
 
 def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:
-    """Settings from a snapshot's `allocator_settings`, whose string knows what its keys leave out (ALLOCATOR.md 7)."""
+    """Settings from a snapshot's `allocator_settings`, whose string knows what its keys leave out (ALLOCATOR.md 7).
+
+    Snapshots of PyTorch 2.1 to 2.14; sizes are bytes. SettingsError: its string cannot be read; TypeError and ValueError: it is
+    not as PyTorch writes it.
+    """
     conf = told.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     if type(conf) is not str:
         raise TypeError("PYTORCH_CUDA_ALLOC_CONF is not a string")

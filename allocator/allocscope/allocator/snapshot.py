@@ -147,7 +147,7 @@ def read_snapshot(
 ) -> Snapshot:
     """A snapshot from a file's bytes, whatever its form; `name` is what errors call it.
 
-    Pickles of protocol 2 to 5, JSON, either compressed by gzip or not, holding the dict of _snapshot() or the bare list of
+    PyTorch 1.13 to 2.14: pickles of protocol 2 to 5, JSON, either compressed by gzip or not, holding the dict of _snapshot() or the bare list of
     memory_snapshot(). A file given as a `Source` is read in pieces and never lies in memory whole (JSON does). `limit_bytes`
     bounds what it unpacks to. With `tolerant`, settings that cannot be read are told in `settings_problem`.
 
@@ -232,7 +232,10 @@ def _load_json(data: bytes, name: str) -> Any:
 
 
 def unpack(data: bytes, name: str, limit_bytes: int = UNPACKED_LIMIT_BYTES) -> bytes:
-    """Decompress a gzip file of one or more members, up to a limit."""
+    """Decompress a gzip file of one or more members, up to a limit in bytes.
+
+    Raises CutOffError, TooLargeError, NotASnapshotError.
+    """
     if not data.startswith(GZIP_MAGIC):
         raise NotASnapshotError(name, "is not gzip")
     return b"".join(_unpacked(pieces(data), name, limit_bytes))
