@@ -48,14 +48,20 @@ def main(arguments: list[str] | None = None) -> int:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 0
     except OSError as error:
         if not _is_stuck(sys.stdout):
             raise
         print(f"allocscope: the answer cannot be written: {error.strerror or error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return 1
+
+
+def _discard(out: TextIO | None) -> None:
+    """What is still buffered goes nowhere."""
+    if out is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
 
 
 def _is_stuck(out: TextIO | None) -> bool:
