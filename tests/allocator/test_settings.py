@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allocscope.allocator.errors import SettingsError
-from allocscope.allocator.settings import MIB, AllocatorSettings, parse_settings, settings_of_snapshot
+from allocscope.allocator.settings import (
+    MIB,
+    AllocatorSettings,
+    parse_settings,
+    parse_settings_to_try,
+    settings_of_snapshot,
+)
 
 PLAIN = AllocatorSettings()
 
@@ -109,6 +115,28 @@ def test_settings_that_pytorch_would_refuse_are_refused(conf, message):
     with pytest.raises(SettingsError, match=message) as caught:
         parse_settings(conf)
     assert caught.value.conf == conf
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ("large_segment_size_mb:10", "large_segment_size_mb must be more than 10"),
+        ("large_segment_size_mb:1", "large_segment_size_mb must be more than 10"),
+        ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be at least 20"),
+        ("max_non_split_rounding_mb:31,large_segment_size_mb:32", "max_non_split_rounding_mb must be at least 32"),
+        ("max_split_size_mb:19", "max_split_size_mb must be at least 20"),
+    ],
+)
+def test_sizes_that_pytorch_would_refuse_are_not_tried(conf, message):
+    with pytest.raises(SettingsError, match=message) as caught:
+        parse_settings_to_try(conf)
+    assert caught.value.conf == conf
+
+
+def test_the_least_sizes_that_pytorch_takes_are_tried():
+    conf = "large_segment_size_mb:11,max_non_split_rounding_mb:11,max_split_size_mb:11"
+    settings = parse_settings_to_try(conf)
+    assert settings.large_segment_bytes == settings.non_split_rounding_bytes == settings.max_split_bytes == 11 * MIB
 
 
 def test_a_snapshot_tells_settings_by_string_and_by_key():

@@ -140,7 +140,10 @@ def parse_settings(conf: str) -> AllocatorSettings:
 
 
 def parse_settings_to_try(conf: str) -> AllocatorSettings:
-    """The same of what somebody typed: what PyTorch 2.14 would refuse is refused, and so is another allocator than its own."""
+    """The same of what somebody typed: what PyTorch 2.14 would refuse is refused, and so is another allocator than its own.
+
+    SettingsError for either; sizes become bytes.
+    """
     settings = parse_settings(conf)
     for key, value in _entries(conf):
         if key not in KEYS:
@@ -149,8 +152,12 @@ def parse_settings_to_try(conf: str) -> AllocatorSettings:
         if key == "backend" and value != "native":
             raise SettingsError(conf, f"{value} is another allocator, which is not simulated")
     least = settings.large_segment_bytes
+    if least <= MIN_LARGE_BYTES:
+        raise SettingsError(conf, f"large_segment_size_mb must be more than {MIN_LARGE_BYTES // MIB}")
     if settings.max_split_bytes is not None and settings.max_split_bytes < least:
         raise SettingsError(conf, f"max_split_size_mb must be at least {least // MIB}")
+    if settings.non_split_rounding_bytes < least:
+        raise SettingsError(conf, f"max_non_split_rounding_mb must be at least {least // MIB}")
     if "garbage_collection_threshold" in conf and not 0 < settings.gc_threshold < 1:
         raise SettingsError(conf, "garbage_collection_threshold must be between 0 and 1")
     if not 0 <= settings.memory_fraction <= 1:
