@@ -40,6 +40,9 @@ def allocator_lines(
 
     A map as new as the sample is billed as it is. An older one only helps the newer counters with what counters cannot tell:
     how much private pools hold free, and how the free bytes of expandable segments divide. Empty where nothing is known.
+
+    Bytes. Any version of PyTorch: before 2.13 counters do not tell private pools, and what is free is inexact without a map; before
+    2.0 maps do not tell what was requested. Raises nothing.
     """
     if block_map is not None and (sample is None or block_map.time_us >= sample.time_us):
         return lines_from_map(process_id, block_map)
@@ -167,6 +170,8 @@ def device_bill(
     - Where the lines come to more than the total (they were read at different moments) they are lessened in this order:
       other_processes, outside (the largest first), driver, free, then the allocators' releasable, private, stranded,
       awaiting_free, rounding, requested; each lessened one is inexact.
+
+    Does not depend on PyTorch's version. Raises nothing.
     """
     entries: list[BillEntry] = []
     for process in probed:

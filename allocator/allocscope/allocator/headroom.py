@@ -92,7 +92,7 @@ def headroom(
 ) -> Headroom:
     """The largest request that would succeed in the default large pool, of `stream` or of the stream that has most of it.
 
-    Exact, or a lower bound, as `would_succeed` is.
+    Sizes in bytes. Exact, or a lower bound, for the versions of PyTorch and in the way that `would_succeed` is. Raises nothing.
     """
     if stream is None:
         stream = main_stream(block_map)
@@ -108,14 +108,20 @@ def headrooms(
     allowed_bytes: int | None = None,
     device_total_bytes: int | None = None,
 ) -> tuple[Headroom, ...]:
-    """The same for each pool, stream and private pool of the map."""
+    """The same for each pool, stream and private pool of the map.
+
+    Sizes in bytes; the versions are `would_succeed`'s. Raises nothing.
+    """
     room = _Room(block_map.groups, settings, device_free_bytes, allowed_bytes, device_total_bytes)
     places = dict.fromkeys((group.pool, group.stream, group.private_pool) for group in block_map.groups)
     return tuple(_largest(_Blocks(block_map.groups, *place, settings), room, settings) for place in places)
 
 
 def main_stream(block_map: BlockMap) -> int:
-    """The stream that has most of the default large pool; the default stream (0) where that is empty."""
+    """The stream that has most bytes of the default large pool, the lowest of equals; the default one (0) where that is empty.
+
+    For every version of PyTorch that a map can be made of. Raises nothing.
+    """
     reserved: dict[int, int] = {}
     for group in block_map.groups:
         if group.pool is Pool.LARGE and group.private_pool is None:
@@ -131,6 +137,9 @@ def bounds_from_counters(
     Lower: what the driver would give, with what a flush certainly adds (free segments, where there are no private pools and no
     expandable segments). Upper: as if all that is free inside, or waits, lay in one piece, and the larger of what that is by
     itself and what a flush and the driver would make of the releasable part.
+
+    Bytes. By the rules of PyTorch 2.11 to 2.14; before 2.13 counters do not tell private pools, and no flush is counted on. Raises
+    nothing: what is not known is None, or 0 below.
     """
     if device_free_bytes is None or sample.reserved_bytes is None:
         return HeadroomBounds(0, None)

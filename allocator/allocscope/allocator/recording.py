@@ -64,7 +64,13 @@ def _since(step: tuple[int, int]) -> int:
 
 
 def read_recording(path: str | PathLike[str], *, device_index: int | None = None) -> Recording:
-    """Read RUN.run.json and the snapshot it names; `device_index` chooses, where several devices have a history."""
+    """Read RUN.run.json and the snapshot it names; `device_index` chooses, where several devices have a history.
+
+    Sizes are bytes, moments unix microseconds. Snapshots are of the versions of PyTorch that `read_snapshot` reads; where
+    entries have no time (2.0) it counts as 0. RecordingError: either file cannot be read or is too large, or the description is
+    wrong; NotASnapshotError: the snapshot is not gzip, or no one device's history can be chosen; other SnapshotErrors as
+    `read_snapshot` raises them.
+    """
     description = Path(path)
     told = _Told(str(description), _described(description))
     snapshot_path = description.parent / told.snapshot

@@ -38,7 +38,11 @@ class Site:
 
 
 def largest_holes(segments: Iterable[SnapshotSegment], count: int) -> tuple[Hole, ...]:
-    """The largest holes of the default pools, at most `count`; whole free segments are none."""
+    """The largest holes of the default pools, at most `count`; whole free segments are none.
+
+    Sizes in bytes. PyTorch 1.13 to 2.14; where a snapshot does not tell private pools (2.0 and before) theirs are among them.
+    Raises nothing.
+    """
     found = [
         (segment.blocks[index].size, -segment.blocks[index].address, segment, index)
         for segment, index in _all(segments)
@@ -48,7 +52,7 @@ def largest_holes(segments: Iterable[SnapshotSegment], count: int) -> tuple[Hole
 
 
 def hole_count(segments: Iterable[SnapshotSegment]) -> int:
-    """How many holes there are in the default pools."""
+    """How many holes there are in the default pools; for the versions of PyTorch that `largest_holes` holds for. Raises nothing."""
     return sum(1 for _ in _all(segments))
 
 
@@ -71,21 +75,30 @@ def _hole(segment: SnapshotSegment, index: int) -> Hole:
 
 
 def worst_segments(segments: Iterable[SnapshotSegment], count: int) -> tuple[SnapshotSegment, ...]:
-    """Those with the most bytes in holes, at most `count`."""
+    """Those with the most bytes in holes, at most `count`; none without a hole.
+
+    For the versions of PyTorch that `largest_holes` holds for. Raises nothing.
+    """
     holed = [(stranded_bytes(segment), -segment.address, segment) for segment in segments]
     holed.sort(key=lambda item: item[:2], reverse=True)
     return tuple(segment for stranded, _, segment in holed[:count] if stranded)
 
 
 def stranded_bytes(segment: SnapshotSegment) -> int:
-    """Free bytes of a segment that is partly in use, be they whole pages or not; 0 of a private pool's."""
+    """Free bytes of a segment that is partly in use, be they whole pages or not; 0 of a private pool's.
+
+    For the versions of PyTorch that `largest_holes` holds for. Raises nothing.
+    """
     if segment.pool_id != DEFAULT_POOL or len(segment.blocks) == 1:
         return 0
     return sum(block.size for block in segment.blocks if block.state == INACTIVE)
 
 
 def sites(segments: Iterable[SnapshotSegment], count: int) -> tuple[Site, ...]:
-    """Where the live bytes were asked for, the largest first, at most `count`; empty where no stacks were recorded."""
+    """Where the live bytes were asked for, the largest first, at most `count`; empty where no stacks were recorded.
+
+    Bytes of whole blocks, rounding among them. PyTorch 1.13 to 2.14. Raises nothing.
+    """
     totals: dict[str, list[int]] = {}
     known: dict[tuple[Frame, ...], str] = {}
     for block in _live(segments):
@@ -105,7 +118,8 @@ def sites(segments: Iterable[SnapshotSegment], count: int) -> tuple[Site, ...]:
 def site_of(stack: Stack | None) -> str | None:
     """The program's own lines nearest to an allocation, innermost first; None: not recorded.
 
-    Of a stack with C++ frames only, as the backward pass has it, the operator and the node of the graph.
+    Of a stack with C++ frames only, as the backward pass has it, the operator and the node of the graph. PyTorch 1.13 to 2.14.
+    Raises nothing.
     """
     frames = stack.frames if stack else ()
     if not frames:

@@ -43,7 +43,10 @@ def beginning_of(
     """The segments before the first entry, in the form of torch.cuda.memory_snapshot(); empty where the history begins with them.
 
     `segments` are those after the last entry. Sizes of blocks are exact but for slack of up to 1 MiB in large ones that
-    something free lies behind. Empty too where history and segments contradict each other.
+    something free lies behind. Where history and segments contradict each other, what comes of it is not defined.
+
+    Sizes are bytes. PyTorch 2.1 to 2.14; before 2.12 entries do not tell private pools, and a segment given back counts as of the
+    default one. KeyError and ValueError: a segment or block lacks a key, or a block's state is not known.
     """
     walk = _Walk(segments)
     for entry in reversed(trace):

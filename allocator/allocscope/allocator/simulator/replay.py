@@ -80,7 +80,11 @@ class Row:
 
 
 def case_of(told: Any, name: str) -> Case:
-    """A case from its JSON; ReplayError where it is none, SettingsError where its settings cannot be read."""
+    """A case from its JSON; sizes are bytes, `name` is what errors call it.
+
+    Of the versions of PyTorch that `rules_of` knows; the newest where none is told. ReplayError: it is none; SettingsError: its
+    settings cannot be read.
+    """
     read = _Reader(told, name)
     conf = read.value("conf", str, type(None)) or ""
     fraction = read.value("memory_fraction", int, float, type(None))
@@ -118,7 +122,11 @@ def simulator_of(case: Case, *, trace: bool = True) -> Simulator:
 
 
 def serve(simulator: Simulator, requests: Iterable[Request], name: str = "requests") -> Failure | None:
-    """Ask for each in turn, until one ends in an OutOfMemoryError: which; ReplayError where an id is not an allocation's."""
+    """Ask for each in turn, until one ends in an OutOfMemoryError: which; None where none does.
+
+    Sizes are bytes; as exact, and for the versions of PyTorch, as the simulator is. ReplayError: an id is not an allocation's;
+    UndefinedStateError: PyTorch itself would be corrupt.
+    """
     addresses: dict[int, int] = {}
     malloc, free = simulator.malloc, simulator.free
     at = -1
@@ -160,7 +168,11 @@ def golden_of(lines: Sequence[Any], name: str) -> GoldenRun:
 
 
 def replay_golden(run: GoldenRun, name: str = "golden run") -> tuple[Row, ...]:
-    """What each request comes to; after an OutOfMemoryError it goes on."""
+    """What each request comes to; after an OutOfMemoryError it goes on.
+
+    Bytes and counts; as exact, and for the versions of PyTorch, as the simulator is. ReplayError: a row asks for what is not known,
+    or about an allocation that there is not; UndefinedStateError: PyTorch itself would be corrupt.
+    """
     device = Device(
         run.device_total_bytes,
         other_bytes=run.device_used_before_bytes,

@@ -29,6 +29,8 @@ def simulator_from(
     are 0; an expandable segment begins with its first mapped page; private pools are in use, and split their blocks; frees that
     wait are not ready before they are waited for; counters begin with what is there. Where the device's total is not known it is
     what is reserved and free: then expandable segments may reserve too few addresses.
+
+    Of the versions of PyTorch that `rules_of` knows, with its ValueError for another `version`. Raises as `adopt_segments` does.
     """
     told = list(segments)
     reserved = sum(segment["total_size"] for segment in told)
@@ -46,7 +48,11 @@ def simulator_from(
 
 
 def adopt_segments(simulator: Simulator, segments: Iterable[Mapping[str, Any]]) -> None:
-    """Go on with these segments, one device's as torch.cuda.memory_snapshot() gives them."""
+    """Go on with these segments, one device's as torch.cuda.memory_snapshot() gives them; sizes in bytes.
+
+    PyTorch 2.0 to 2.14; where private pools and expandable segments are not told there are none. KeyError and ValueError: a segment
+    or block lacks a key, or a block's state is not known.
+    """
     total = simulator.device.total_bytes
     told = sorted(segments, key=_place_and_address)
     for (pool_id, kind, stream, expandable), group in groupby(told, _place):
@@ -63,7 +69,10 @@ def adopt_segments(simulator: Simulator, segments: Iterable[Mapping[str, Any]]) 
 
 
 def as_told(segment: SnapshotSegment) -> dict[str, Any]:
-    """A segment that was read from a snapshot, in the form of torch.cuda.memory_snapshot()."""
+    """A segment that was read from a snapshot, in the form of torch.cuda.memory_snapshot().
+
+    Sizes in bytes; of PyTorch 1.13 to 2.14; requested_size is None where it is not known. Raises nothing.
+    """
     return {
         "device": segment.device,
         "address": segment.address,

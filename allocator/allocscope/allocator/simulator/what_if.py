@@ -47,10 +47,13 @@ class WhatIf:
 
 
 def what_if(source: Source, confs: Iterable[str], *, version: str | None = None) -> WhatIf:
-    """Replay a history under its own settings and each of these; SettingsError where one cannot be read.
+    """Replay a history under its own settings and each of these; sizes are bytes.
 
     Requests after the first that fails are not made. Each is as it was recorded: a program that would have asked otherwise under
     other settings (benchmarking of kernels by free memory, a cache sized by it) is not foreseen.
+
+    PyTorch 2.11 to 2.14, others by the nearest rules; `History.exact` says whether they explain the history. SettingsError: one
+    of `confs` cannot be read; ValueError: `version` is none; UndefinedStateError: PyTorch itself would be corrupt under one of them.
     """
     total = source.device_total_bytes or shown_total(source.trace, source.segments)
     known = UNKNOWN_TOTAL_BYTES if total is None else total
@@ -78,7 +81,10 @@ def what_if(source: Source, confs: Iterable[str], *, version: str | None = None)
 
 
 def shown_total(trace: Sequence[TraceEntry], segments: Iterable[SnapshotSegment]) -> int | None:
-    """What an allocator and the device's free memory came to when a request failed, at the last such moment; None: none did."""
+    """What an allocator and the device's free memory came to when a request failed, at the last such moment; None: none did.
+
+    Bytes; others' use is not in it. Any version of PyTorch whose entries of failures tell device_free. Raises nothing.
+    """
     for entry, reserved in zip(reversed(trace), _reserved(trace, segments), strict=False):
         free: int | None = entry.device_free
         if entry.action == "oom" and free is not None:
