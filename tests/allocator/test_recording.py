@@ -62,6 +62,7 @@ def test_what_others_use_goes_by_steps(tmp_path):
         ({"other_used": [[5]]}, "other_used is not a list of one or more"),
         ({"other_used": [[5, 1.5]]}, "other_used is 1.5, not a whole number"),
         ({"snapshot": "../made.pickle.gz"}, "not the name of a file beside it"),
+        ({"snapshot": "made\0.pickle.gz"}, "not the name of a file beside it"),
         ({"snapshot": "gone.pickle.gz"}, "cannot be read"),
     ],
 )

@@ -146,7 +146,7 @@ class _Told:
         self.other_used = self._steps(told["other_used"])
 
     def _file_name(self, value: Any) -> str:
-        if not isinstance(value, str) or Path(value).name != value or value in ("", ".", ".."):
+        if not isinstance(value, str) or Path(value).name != value or value in ("", ".", "..") or "\0" in value:
             raise RecordingError(self._name, f"snapshot is {value!r}, not the name of a file beside it")
         return value
 
