@@ -37,11 +37,15 @@ print(seconds, peak / 1024)
 def figures(rounds: int = 3) -> Iterator[Figure]:
     """Seconds of one core, and MiB; each in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        for entries, aim_s, aim_mib in ((250_000, "under 2", ""), (1_000_000, "", "under 1000")):
+        for entries, ooms, aim_s, aim_mib in (
+            (250_000, 0, "under 2", ""),
+            (250_000, 20, "under 2", ""),
+            (1_000_000, 0, "", "under 1000"),
+        ):
             for stacks in (False, True):
                 path = Path(folder) / "made.pickle"
-                path.write_bytes(pickle.dumps(made(entries, stacks=stacks)))
-                what = f"{entries:,} entries{', with stacks' if stacks else ''}"
+                path.write_bytes(pickle.dumps(made(entries, stacks=stacks, ooms=ooms)))
+                what = f"{entries:,} entries{f', {ooms} OOMs' if ooms else ''}{', with stacks' if stacks else ''}"
                 pairs = [(_measured("inspect", path), _measured("bare", path)) for _ in range(rounds)]
                 yield Figure(f"inspect {what}", [ours[0] for ours, _ in pairs], "s", aim_s)
                 yield Figure("  as a ratio to bare unpickling", [ours[0] / bare[0] for ours, bare in pairs], "")
@@ -57,8 +61,11 @@ def _measured(which: str, path: Path) -> tuple[float, float]:
     return seconds, mib
 
 
-def made(entries: int, *, stacks: bool) -> dict[str, Any]:
-    """A snapshot as PyTorch 2.14 writes it: 512 segments of 20 MiB, blocks of 2 MiB taken and given back in disorder."""
+def made(entries: int, *, stacks: bool, ooms: int = 0) -> dict[str, Any]:
+    """A snapshot as PyTorch 2.14 writes it: 512 segments of 20 MiB, blocks of 2 MiB taken and given back in disorder.
+
+    `ooms`: OutOfMemoryErrors, spread evenly through the history.
+    """
     draw = random.Random(1)
     frames = [{"name": f"f{k}", "filename": f"/home/me/m{k % 40}.py", "line": k} for k in range(2000)]
     some = [draw.choices(frames, k=draw.randint(15, 45)) for _ in range(400)] if stacks else []
@@ -79,8 +86,14 @@ def made(entries: int, *, stacks: bool) -> dict[str, Any]:
 
     for segment in segments:
         told("segment_alloc", segment, 20 * MIB)
+    failing = [entries * k // (ooms + 1) for k in range(ooms, 0, -1)]
     while len(trace) < entries:
-        if len(live) < 3000 or draw.random() < 0.5:
+        if failing and len(trace) >= failing[-1]:
+            failing.pop()
+            told("oom", 0, 40 * MIB)
+            del trace[-1]["addr"]
+            trace[-1]["device_free"] = 8 * MIB
+        elif len(live) < 3000 or draw.random() < 0.5:
             address = free.pop()
             live[address] = draw.randint(2 * MIB - 511, 2 * MIB)
             told("alloc", address, live[address])

@@ -12,8 +12,10 @@ block there is as small as that; only where the history does not reach back to t
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from heapq import heappop, heappush
 
+from allocscope.allocator.diagnosis.past import Past
 from allocscope.allocator.errors import TraceError
 from allocscope.allocator.settings import MIB, MIN_BLOCK_BYTES, SMALL_SEGMENT_BYTES, AllocatorSettings
 from allocscope.allocator.snapshot import (
@@ -95,6 +97,7 @@ class Rewind:
         """`segments`: the device's own, whose blocks fill them and have addresses."""
         self._device, self._trace, self._settings = device, trace, settings
         self._at = len(trace)
+        self._past = Past(trace)
         self._stacks_recorded = any(entry.told_frames for entry in trace)
         self._segments: dict[int, _Segment] = {}
         for segment in segments:
@@ -137,19 +140,40 @@ class Rewind:
             for block in segment.blocks.values()
             if block.restored and block.state != INACTIVE
         }
-        doubtful = sorted(address for address, place in back.items() if _may_hide_slack(*place))
+        doubtful = {address for address, place in back.items() if _may_hide_slack(*place)}
         if not self._stacks_recorded:
             back = {address: back[address] for address in doubtful}
-        for index in range(self._at - 1, -1, -1):
-            if not back:
+        for address, (_, block) in back.items():
+            if block.stack is None and (alloc := self._past.alloc(address, self._at)) is not None:
+                block.stack = self._trace[alloc].stack
+        for address in doubtful:
+            self._extend(*back[address], back)
+
+    def _extend(self, segment: _Segment, block: _Block, back: Container[int]) -> None:
+        """Give a block the slack behind it: up to each address there that an entry tells, from the latest to its own allocation.
+
+        `back`: where blocks came back. Entries that allocated those tell nothing of this one.
+        """
+        index, seen = self._at, block.address + block.size
+        limit = seen + segment.blocks[seen].size
+        told: list[tuple[int, int]] = []
+        while True:
+            reach = min(block.address + block.size + _LARGE_SLACK_BYTES, limit)
+            for address, last in self._past.told(seen, reach, index):
+                heappush(told, (-last, address))
+            seen = max(seen, reach)
+            if not told:
                 return
-            entry = self._trace[index]
-            if entry.action == "alloc" and (place := back.pop(entry.address, None)):
-                place[1].stack = entry.stack
-            elif doubtful and entry.action in _TELLS_A_BLOCK:
-                before = bisect_left(doubtful, entry.address) - 1
-                if before >= 0 and (place := back.get(doubtful[before])):
-                    _extend(*place, entry.address)
+            index, end = -told[0][0], told[0][1]
+            alloc = self._past.alloc(block.address, self._at)
+            if alloc is not None and index < alloc:
+                return
+            heappop(told)
+            if end in back and index == self._past.alloc(end, self._at):
+                for _, last in self._past.told(end - 1, end, index):
+                    heappush(told, (-last, end))
+            else:
+                _give_slack(segment, block, end)
 
     # each kind of entry, undone
 
@@ -334,19 +358,16 @@ def _without_slack(blocks: list[_Block]) -> list[_Block]:
     return kept
 
 
-_TELLS_A_BLOCK = frozenset(("alloc", "free_requested", "free_completed"))
-
-
 def _may_hide_slack(segment: _Segment, block: _Block) -> bool:
     behind = segment.blocks.get(block.address + block.size)
     return not segment.small and not segment.expandable and behind is not None and behind.state == INACTIVE
 
 
-def _extend(segment: _Segment, block: _Block, end: int) -> None:
-    """Give a block what lies between it and `end`, where that is slack."""
+def _give_slack(segment: _Segment, block: _Block, end: int) -> None:
+    """Give a block what of the hole behind it lies before `end`."""
     hole = segment.blocks.get(block.address + block.size)
     slack = end - block.address - block.size
-    if hole is not None and hole.state == INACTIVE and 0 < slack <= min(_LARGE_SLACK_BYTES, hole.size):
+    if hole is not None and 0 < slack <= hole.size:
         segment.drop(hole)
         block.size += slack
         if hole.size > slack:
