@@ -425,27 +425,6 @@ def test_a_large_backlog_goes_through_a_small_window(path, uplink):
     assert receiver.block_maps()[-1].groups == groups
 
 
-def test_what_the_daemon_takes_slowly_waits_in_the_ring_where_it_can_be_given_up(path, monkeypatch):
-    monkeypatch.setattr(uplink_module, "LONGEST_BACKLOG_BYTES", 1000)
-    uplink = Uplink(str(path), PROCESS)
-    groups = (GROUP,) * 500
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        uplink.start()
-        connection, _ = listener.accept()
-        with connection:
-            for _ in range(5):
-                uplink.block_map(REF, BlockMap(uplink.next_sequence(), 5, groups))
-            received = 0
-            while (
-                received < 60_000
-            ):  # the first window, in however many pieces; more does not come before there is room
-                received += len(connection.recv(1 << 16))
-            assert uplink._ring.has_waiting
-            assert uplink.close(0) == 5
-
-
 def test_handing_on_from_many_threads_loses_nothing(path, uplink):
     with Receiver(path) as receiver:
         uplink.start()
