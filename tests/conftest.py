@@ -1,11 +1,24 @@
 """What holds for every test: what was left out is said at the end, and fails the run where nothing may be."""
 
 import os
+import signal
 from collections import defaultdict
 
 import pytest
+from hypothesis import settings
 
 from tests.needs import LEFT_OUT
+
+settings.register_profile("no clock", deadline=None)  # a busy machine is no failure
+settings.load_profile("no clock")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as by a shell's `&`; what the tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Bytes do not name a test: what is packed or drawn at random differs between workers, which must agree on names."""
+    return argname if isinstance(val, bytes) else None
 
 
 def _left_out(reporter: pytest.TerminalReporter) -> dict[str, list[str]]:

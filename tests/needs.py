@@ -12,6 +12,8 @@ from typing import NoReturn
 
 import pytest
 
+from tests.gpuless import install
+
 REPO = Path(__file__).resolve().parent.parent
 LEFT_OUT = "left out: "
 
@@ -58,6 +60,12 @@ def oldest_python() -> Path:
     """A Python that has the oldest grpcio and protobuf promised, and the working tree's Allocscope."""
     found = _python(".venv-oldest", "ALLOCSCOPE_TEST_OLDEST_PYTHON")
     return needs("Python with the oldest grpcio and protobuf", found, "./dev setup --oldest")
+
+
+def gpuless_python() -> Path:
+    """The Python of the rig that runs PyTorch's real CUDA allocator with no GPU (tests/gpuless)."""
+    found = install.python() if install.is_complete() else None
+    return needs("rig for the real CUDA allocator", found, "./dev setup --gpuless")
 
 
 def prometheus() -> Path:

@@ -25,13 +25,14 @@ class Post:
 
 @dataclass(frozen=True)
 class Answer:
-    """What to say to one POST; `raw` instead of HTTP, after `release` where there is one."""
+    """What to say to one POST; `raw` instead of HTTP, after `release` where there is one. `endless`: a body that drips, and never ends."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     raw: bytes | None = None
     release: threading.Event | None = None
+    endless: bool = False
 
 
 class Receiver:
@@ -98,9 +99,12 @@ class Receiver:
                 self.send_response(answer.status)
                 for name, value in answer.headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(answer.body)))
+                self.send_header("Content-Length", str(1 << 30 if answer.endless else len(answer.body)))
                 self.end_headers()
                 self.wfile.write(answer.body)
+                while answer.endless:  # until the teller hangs up
+                    self.wfile.write(b".")
+                    threading.Event().wait(0.01)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (as it is called there)
                 pass

@@ -39,6 +39,7 @@ def alert(
     *,
     rank: int = 3,
     resolved: bool = False,
+    fired_for_s: int = 0,
     keep_firing_for_s: float | None = None,
 ) -> Alert:
     """One that fires, or has resolved."""
@@ -47,7 +48,7 @@ def alert(
     if keep_firing_for_s is not None:
         condition = replace(condition, rule=replace(condition.rule, keep_firing_for_s=keep_firing_for_s))
     state = AlertState.RESOLVED if resolved else AlertState.FIRING
-    return Alert(condition, Progress(state, since_us=1, fired_us=1))
+    return Alert(condition, Progress(state, since_us=1 + fired_for_s * S, fired_us=1))
 
 
 def until(look: Callable[[], _T | None], *, within_s: float = 10.0) -> _T:

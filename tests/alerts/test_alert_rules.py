@@ -74,6 +74,7 @@ def test_an_alert_says_who_what_and_how_much():
         "alertname": "AllocscopeFragmentationOOMRisk",
         "severity": "critical",
         "cause": "fragmentation",
+        "incident": "memory",
         "node": "n7",
         "job": "llama",
         "rank": "3",
@@ -99,6 +100,7 @@ def test_what_is_not_known_is_called_unknown_and_is_no_label():
         "alertname": "AllocscopeMemoryLeak",
         "severity": "info",
         "cause": "leak",
+        "incident": "memory",
         "job": "llama",
     }
     assert "Headroom unknown, largest request unknown, time left unknown." in watched.description
@@ -134,7 +136,10 @@ def test_an_oom_says_what_was_asked_for_and_what_was_free():
     assert condition.summary == (
         "rank 3 of llama on n7, GPU 2 ran out of memory: 3.0 GiB were asked for, 100 MiB of the device were free"
     )
-    assert "CUDA out of memory." in condition.description
+    assert condition.description == (
+        "A torch.OutOfMemoryError was raised; the job may have caught it. CUDA out of memory. `allocscope oom` explains"
+        " the message in the job's log."
+    )
 
 
 def _observed(counts: list[tuple[int, int | None]]) -> RetryRounds:
@@ -171,6 +176,29 @@ def test_thrashing_keeps_no_more_than_it_needs():
 def test_a_node_is_silent_after_a_minute(silent_for_s, fires):
     conditions = node_alerts("n7", silent_for_s)
     assert [c.summary for c in conditions] == (["nothing was heard of node n7 for 60 s"] if fires else [])
+
+
+def test_dropped_data_is_the_nodes_whoever_of_it_lost_it():
+    condition = dropping_alert(Subject(node="n7", job="llama", rank=3), 12, "samples", "the buffer was full")
+    assert condition.labels == {
+        "alertname": "AllocscopeDroppingData",
+        "severity": "warning",
+        "incident": "unwatched",
+        "node": "n7",
+    }
+    assert condition.place == {"node": "n7", "job": "llama", "rank": "3"}
+    assert condition.summary.startswith("data is lost on the way from rank 3 of llama on n7: 12 samples dropped")
+
+
+def test_what_no_node_lost_the_collector_did():
+    condition = dropping_alert(Subject(), 12, "samples", "there was no time")
+    assert condition.summary == "data is lost on the way from the collector: 12 samples dropped (there was no time)"
+    assert set(condition.labels) == {"alertname", "severity", "incident"}
+
+
+def test_a_reason_that_somebody_else_wrote_is_one_short_line():
+    condition = dropping_alert(Subject(node="n7"), 1, "samples", "\n  " + "x" * 10_000 + "\nand more")
+    assert condition.summary == f"data is lost on the way from n7: 1 samples dropped ({'x' * 159}…)"
 
 
 def test_dropped_data_is_told_with_its_count_and_reason():

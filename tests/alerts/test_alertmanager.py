@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from allocscope.alerts.notify import Notifier
 from allocscope.alerts.notify_alertmanager import Alertmanager
-from tests import needs
 from tests.alerts.conftest import Post, Receiver
+from tests.alerts.servers import AlertmanagerServer
 from tests.alerts.stories import CRITICAL, WARNING, alert, until
 
 ROUTES = """
@@ -24,55 +21,11 @@ receivers: [{{name: us, webhook_configs: [{{url: "{address}/told", send_resolved
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
+class Server(AlertmanagerServer):
     """An Alertmanager that tells a receiver."""
 
     def __init__(self, folder: Path, receiver: Receiver) -> None:
-        program = needs.alertmanager()
-        (folder / "routes.yml").write_text(ROUTES.format(address=receiver.address))
-        port = _free_port()
-        self.address = f"http://127.0.0.1:{port}"
-        self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            [
-                program,
-                f"--config.file={folder / 'routes.yml'}",
-                f"--storage.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
-                "--cluster.listen-address=",
-            ],
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-        )
-        self._client = httpx.Client(base_url=self.address, timeout=5)
-
-    def ready(self) -> bool:
-        assert self._process.poll() is None, Path(self._log.name).read_text()
-        try:
-            return self._client.get("/-/ready").is_success
-        except httpx.TransportError:
-            return False
-
-    def alerts(self) -> list[dict[str, Any]]:
-        """Those that it takes for firing."""
-        found: list[dict[str, Any]] = self._client.get("/api/v2/alerts").json()
-        return found
-
-    def stop(self) -> None:
-        self._client.close()
-        self._process.terminate()
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(5)
-        self._log.close()
+        super().__init__(folder, ROUTES.format(address=receiver.address))
 
 
 @pytest.fixture
@@ -102,6 +55,7 @@ def test_what_fires_arrives_whole_is_told_once_though_refreshed_and_resolves(ser
             "alertname": "AllocscopeFragmentationOOMRisk",
             "severity": "critical",
             "cause": "fragmentation",
+            "incident": "memory",
             "node": "n7",
             "job": "llama",
             "rank": "3",

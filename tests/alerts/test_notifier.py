@@ -51,7 +51,7 @@ class Seen:
 class Slow:
     """A channel that waits to be let go on."""
 
-    name, batch, refresh_s = "slow", 1, None
+    name, batch, refresh_s, lingers = "slow", 1, None, False
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -89,6 +89,7 @@ def test_a_webhook_gets_the_promised_json_for_each_change(receiver: Receiver):
         "alertname": "AllocscopeFragmentationOOMRisk",
         "severity": "critical",
         "cause": "fragmentation",
+        "incident": "memory",
         "node": "n7",
         "job": "llama",
         "rank": "3",
@@ -112,6 +113,7 @@ def test_a_webhook_gets_the_promised_json_for_each_change(receiver: Receiver):
         ),
         "description": alert().condition.description,
         "runbook_url": "https://docs.example/docs/runbook/AllocscopeFragmentationOOMRisk.md",
+        "advice": None,
     }
     assert isinstance(resolves.content, dict)
     assert (resolves.content["state"], resolves.content["resolved_us"]) == ("resolved", 1_060_500_000)
@@ -153,6 +155,36 @@ def test_a_receiver_that_hangs_is_left_after_the_time_limit_and_tried_again(rece
     assert hanging is not None
     hanging.set()
     assert seen.failures == [("timeout", True)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(Answer(raw=b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nthank y"), id="breaks off"),
+        pytest.param(Answer(endless=True), id="drips"),
+    ],
+)
+def test_who_says_that_it_took_it_has_it_however_the_answer_goes_on(receiver: Receiver, answer: Answer):
+    receiver.answers = [answer]
+    seen = Seen()
+    with _telling(Webhook(receiver.address, timeout_s=0.2), seen) as notifier:
+        notifier.publish([alert()])
+        seen.wait_for(delivered=1)
+    assert (seen.failures, len(receiver.posts)) == ([], 1)
+
+
+def test_a_change_has_one_id_whichever_life_of_a_collector_tells_it(receiver: Receiver):
+    for clock_s in (1000.0, 2000.0):
+        notifier = Notifier(Webhook(receiver.address), wall_clock=lambda: clock_s)  # noqa: B023 (it is over by then)
+        notifier.start()
+        notifier.publish([alert()])
+        receiver.wait(lambda posts: len(posts) % 2 == 1)
+        notifier.publish([alert(resolved=True)])
+        receiver.wait(lambda posts: len(posts) % 2 == 0)
+        notifier.close(5)
+    ids = [post.headers["Idempotency-Key"] for post in receiver.posts]
+    assert ids[:2] == ids[2:]
+    assert len(set(ids)) == 2
 
 
 def test_a_receiver_that_is_not_there_yet_is_tried_until_it_is(deaf_receiver: Receiver):
@@ -205,7 +237,7 @@ def test_an_endless_answer_is_read_no_further_than_needed(receiver: Receiver):
 
 def test_one_that_a_receiver_chokes_on_does_not_hold_up_the_others():
     class Choosy:
-        name, batch, refresh_s = "choosy", 1, None
+        name, batch, refresh_s, lingers = "choosy", 1, None, False
 
         def send(self, notices: Sequence[Notice]) -> None:
             if notices[0].alert.labels["rank"] == "1":
@@ -326,22 +358,23 @@ def test_alertmanager_is_told_all_at_once_and_told_anew_until_it_resolves(receiv
 
 
 @pytest.mark.parametrize(
-    ("lasted_s", "ends_at"),
+    "keep_firing_for_s",
     [
-        pytest.param(1.0, "1970-01-01T00:17:40.000+00:00", id="not before a minute is over"),
-        pytest.param(61.5, "1970-01-01T00:17:41.500+00:00", id="then when it resolved"),
+        pytest.param(1.5, id="that it had for as long as it had to"),
+        pytest.param(0.2, id="that lingers no longer"),
+        pytest.param(600.0, id="that lingers until we end"),
     ],
 )
-def test_alertmanager_has_a_critical_alert_for_a_minute_at_least(receiver: Receiver, lasted_s: float, ends_at: str):
-    """It tells nobody of what is over before its group_wait is; an OOM's job ends at once."""
-    clock = iter([1000.0, 1000.0 + lasted_s])
+def test_alertmanager_is_told_of_an_end_that_has_come(receiver: Receiver, keep_firing_for_s: float):
+    """It would not take one that lies ahead: of two such ends it keeps the later, that of the last refresh."""
+    clock = iter([1000.0, 1001.5])
     with _telling(Alertmanager(receiver.address), wall_clock=lambda: next(clock)) as notifier:
         notifier.publish([alert()])
         receiver.wait_for(1)
-        notifier.publish([alert(resolved=True)])
-        _, resolution = receiver.wait_for(2)
+        notifier.publish([alert(resolved=True, keep_firing_for_s=keep_firing_for_s)])
+    _, resolution = receiver.wait_for(2)
     assert isinstance(resolution.content, list)
-    assert [a["endsAt"] for a in resolution.content] == [ends_at]
+    assert [a["endsAt"] for a in resolution.content] == ["1970-01-01T00:16:41.500+00:00"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allocscope.alerts.notify import Notice, Outbox
+from allocscope.alerts.rules import Severity
 from allocscope.alerts.states import Alert
 from allocscope.model import Cause
 from tests.alerts.stories import CRITICAL, INFO, WARNING, S, alert
@@ -176,6 +177,37 @@ def test_a_resolution_that_failed_is_forgotten_where_it_fires_again():
     assert _take(outbox) == [("3", "critical fires")]
 
 
+def test_one_that_fires_again_before_anybody_heard_that_it_had_resolved_is_as_it_was():
+    outbox = Outbox()
+    _put(outbox, alert(), at_s=1)
+    _take(outbox)
+    _put(outbox, alert(resolved=True), alert(), at_s=2)
+    assert _take(outbox) == []
+    _put(outbox, alert(resolved=True), at_s=3)
+    (notice,) = outbox.take(10)
+    assert (notice.firing, notice.at_us) == (False, S), "it began when they were told that it did"
+
+
+def test_one_on_its_way_that_resolves_and_fires_again_is_as_it_was_too():
+    outbox = Outbox()
+    _put(outbox, alert())
+    on_its_way = outbox.take(10)
+    _put(outbox, alert(resolved=True))
+    outbox.delivered(on_its_way)
+    _put(outbox, alert())
+    assert _take(outbox) == []
+
+
+def test_one_whose_resolution_may_have_been_heard_is_told_to_fire_again():
+    outbox = Outbox()
+    _put(outbox, alert())
+    _take(outbox)
+    _put(outbox, alert(resolved=True))
+    outbox.failed(outbox.take(1), 1.0)
+    _put(outbox, alert())
+    assert _take(outbox) == [("3", "critical fires")]
+
+
 def test_one_that_resolves_on_its_way_while_muted_is_told_to_be_resolved():
     outbox = Outbox()
     _put(outbox, alert(WARNING))
@@ -195,6 +227,71 @@ def test_a_resolution_that_was_never_told_is_made_good_by_the_next():
     assert _take(outbox) == [("3", "critical fires"), ("3", "warning resolved")]
 
 
+# what lingers: Alertmanager tells nobody of what is over before its group_wait is
+
+
+def _lingering() -> Outbox:
+    """A critical alert that fired at 0 and, its job having ended, resolved at 20 s; it is to be there for a minute."""
+    outbox = Outbox(refresh_s=600, lingers=True)
+    _put(outbox, alert())
+    assert _take(outbox) == [("3", "critical fires")]
+    _put(outbox, alert(resolved=True), at_s=20)
+    return outbox
+
+
+def test_what_resolved_before_its_time_lingers_for_the_rest_of_it():
+    outbox = _lingering()
+    assert (_take(outbox), outbox.due_in_s(20)) == ([], 40)
+    outbox.end_lingering(59.9)
+    assert _take(outbox) == []
+    outbox.end_lingering(60)
+    (notice,) = outbox.take(10)
+    assert (notice.at_us, notice.resolved_us) == (0, 20 * S), "the end that it had"
+    assert outbox.due_in_s(60) is None
+
+
+def test_what_fires_again_while_it_lingers_never_ended():
+    outbox = _lingering()
+    _put(outbox, alert(), at_s=30)
+    outbox.end_lingering(1000)
+    assert _take(outbox) == []
+
+
+def test_what_resolves_in_its_time_does_not_linger():
+    outbox = Outbox(lingers=True)
+    _put(outbox, alert())
+    _take(outbox)
+    _put(outbox, alert(resolved=True), at_s=61)
+    assert _take(outbox) == [("3", "critical resolved")]
+
+
+def test_what_lingers_is_told_anew_as_firing():
+    outbox = Outbox(refresh_s=30, lingers=True)
+    _put(outbox, alert())
+    _take(outbox)
+    _put(outbox, alert(resolved=True), at_s=20)
+    outbox.refresh(30)
+    assert _take(outbox) == [("3", "critical fires")]
+
+
+def test_what_resolved_before_its_time_and_before_a_restart_is_left_to_end_by_itself():
+    """It lingered when the process before ended; its end, told now, might come before anybody has heard of it."""
+    outbox = Outbox(lingers=True)
+    _put(outbox, alert(resolved=True, fired_for_s=20))
+    assert _take(outbox) == []
+    _put(outbox, alert(resolved=True, fired_for_s=600))
+    assert _take(outbox) == [("3", "critical resolved")]
+
+
+def test_what_nobody_was_told_of_does_not_linger():
+    outbox = Outbox(lingers=True)
+    _put(outbox, alert(WARNING), alert(CRITICAL))
+    assert _take(outbox) == [("3", "critical fires")]
+    _put(outbox, alert(WARNING, resolved=True), at_s=20)
+    outbox.end_lingering(1000)
+    assert _take(outbox) == []
+
+
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(["fires", "resolves", "sent", "delivered", "lost", "lost the answer"]),
@@ -206,10 +303,28 @@ MOVES = st.lists(
 
 
 @settings(deadline=None)
-@given(MOVES, st.sampled_from([None, 60.0]))
-def test_whatever_fails_on_the_way_the_receiver_knows_at_last_what_is_gravest(moves, refresh_s):
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([CRITICAL, WARNING, INFO])), max_size=40), st.data())
+def test_a_receiver_that_takes_all_hears_of_no_alert_anew_that_it_fires_before_it_has_heard_of_its_end(moves, data):
+    """However late it is told."""
+    outbox, standing, heard = Outbox(), frozenset[Severity](), dict[str, str]()
+    for fires, severity in moves:
+        if fires:
+            _put(outbox, alert(severity))
+        elif severity in standing:
+            _put(outbox, alert(severity, resolved=True))
+        standing = standing | {severity} if fires else standing - {severity}
+        if data.draw(st.booleans()):
+            for _, told in _take(outbox):
+                which, state = told.split()
+                assert (heard.get(which), state) != ("fires", "fires")
+                heard[which] = state
+
+
+@settings(deadline=None)
+@given(MOVES, st.sampled_from([None, 60.0]), st.booleans())
+def test_whatever_fails_on_the_way_the_receiver_knows_at_last_what_is_gravest(moves, refresh_s, lingers):
     """And it takes nothing for firing that has resolved."""
-    outbox, standing, known = Outbox(refresh_s=refresh_s), set(), {}
+    outbox, standing, known = Outbox(refresh_s=refresh_s, lingers=lingers), set(), {}
     on_its_way: tuple[Notice, ...] = ()
     for move, severity, cause in moves:
         its = (tuple(sorted(alert(severity, cause).labels.items())), severity.level)
@@ -231,6 +346,7 @@ def test_whatever_fails_on_the_way_the_receiver_knows_at_last_what_is_gravest(mo
             outbox.failed(on_its_way, 1.0)
             on_its_way = ()
     outbox.failed(on_its_way, 1.0)
+    outbox.end_lingering(1000.0)
     while notices := outbox.take(2):
         known.update({n.key: n.firing for n in notices})
         outbox.delivered(notices)

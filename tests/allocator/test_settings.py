@@ -98,17 +98,17 @@ def test_every_size_setting_is_read():
 @pytest.mark.parametrize(
     ("conf", "message"),
     [
-        ("max_split_size_mb:many", "max_split_size_mb cannot be 'many'"),
+        ("max_split_size_mb:many", "max_split_size_mb cannot be 'many': it is a whole number of MiB"),
         ("max_split_size_mb:9999999999999", "max_split_size_mb cannot be '9999999999999'"),
         ("max_split_size_mb:1_00", "max_split_size_mb cannot be '1_00'"),
         ("per_process_memory_fraction:-inf", "per_process_memory_fraction cannot be '-inf'"),
         ("per_process_memory_fraction:-0.5", "per_process_memory_fraction cannot be '-0.5'"),
-        ("garbage_collection_threshold:nan", "garbage_collection_threshold cannot be 'nan'"),
+        ("garbage_collection_threshold:nan", "garbage_collection_threshold cannot be 'nan': it is a share from 0 to 1"),
         ("roundup_power2_divisions:-4", "roundup_power2_divisions cannot be '-4'"),
-        ("expandable_segments:yes", "expandable_segments cannot be 'yes'"),
-        ("roundup_power2_divisions:3", "roundup_power2_divisions cannot be '3'"),
+        ("expandable_segments:yes", "expandable_segments cannot be 'yes': it is True or False, written so"),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions cannot be '3': it is a power of two, such as 8, or "),
         ("max_split_size_mb", "cannot be read from 'max_split_size_mb' on"),
-        ("expandable_segments:True,,", "cannot be read from ',' on"),
+        ("expandable_segments:True,,", "cannot be read from ',' on: it is KEY:VALUE,KEY:VALUE"),
     ],
 )
 def test_settings_that_pytorch_would_refuse_are_refused(conf, message):

@@ -1,4 +1,4 @@
-"""`./dev bench [NAME…] [--json] [--real-time]`: what Allocscope costs, measured here and now. docs/BENCHMARKS.md says what was.
+"""`./dev bench [NAME…] [--json]`: what Allocscope costs, measured here and now. docs/BENCHMARKS.md says what was.
 
 Each bench prints figures, never a verdict: a machine that is busy with something else gives other ones. Where two things are
 compared they run in turn, in one run, and the ratio is of each pair.
@@ -14,7 +14,19 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tests.bench import daemon_memory, ingest, inspect_snapshot, simulator, suite, uplink_call
+from tests.bench import (
+    daemon_cost,
+    forecast_tick,
+    ingest,
+    inspect_snapshot,
+    outage,
+    owners,
+    probe_cost,
+    replay,
+    simulator,
+    suite,
+    uplink_call,
+)
 from tests.bench import fresh_setup as setup
 from tests.bench.figures import Figure
 
@@ -29,12 +41,14 @@ class Bench:
 
 BENCHES = {
     "ingest": Bench("a collector's samples a second, beside a bare executemany", lambda _: ingest.figures()),
-    "daemon": Bench(
-        "a daemon's memory with 8 devices and 16 jobs over 10 minutes",
-        lambda options: daemon_memory.figures(real_time=options.real_time),
-    ),
+    "daemon": Bench("a daemon's CPU and memory with 8 devices and 16 jobs", lambda _: daemon_cost.figures()),
+    "outage": Bench("how soon a node has caught up after an hour without a collector", lambda _: outage.figures()),
     "uplink": Bench("what handing on a sample costs a job's thread", lambda _: uplink_call.figures()),
+    "owners": Bench("what it costs a daemon to say whose processes are", lambda _: owners.figures()),
+    "forecast": Bench("a tick of the forecast over 10,000 allocators", lambda _: forecast_tick.figures()),
+    "probe": Bench("what the probe costs a job, on the real allocator in the rig", lambda _: probe_cost.figures()),
     "simulator": Bench("the simulator's requests a second, beside a bare dict", lambda _: simulator.figures()),
+    "replay": Bench("allocscope replay of eight settings, and of a long history", lambda _: replay.figures()),
     "inspect": Bench(
         "allocscope inspect of large snapshots, beside bare unpickling", lambda _: inspect_snapshot.figures()
     ),
@@ -71,7 +85,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--real-time", action="store_true", help="daemon: play as fast as it was, for ten minutes")
     return parser
 
 

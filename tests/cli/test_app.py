@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from pytest_httpserver import HTTPServer
+from werkzeug import Request, Response
 
 from allocscope.cli.app import COMMANDS, main
 
@@ -80,22 +84,40 @@ def test_a_command_whose_extra_is_not_installed_says_which_one_to_install(tmp_pa
     assert answer.returncode == 1
     assert (
         answer.stderr.strip()
-        == "allocscope collector: uvicorn is not installed; try: pip install 'allocscope[collector]'"
+        == "allocscope collector: uvicorn is not installed; in a clone of Allocscope: pip install '.[collector]'"
     )
 
 
 STARTS_WITHOUT = """
 import sys
-for name in ("typer", "rich", "httpx", "sqlalchemy", "prometheus_client", "structlog"):
+for name in ("typer", "rich", "httpx", "numpy", "sqlalchemy", "prometheus_client", "structlog"):
     sys.modules[name] = None
 from allocscope.cli.app import main
 sys.exit(main(["{name}", "--help"]))
 """
 
 
-@pytest.mark.parametrize("name", ["run", "play", "rehearse"])
+@pytest.mark.parametrize("name", ["run", "play", "replay", "oom", "log", "inspect", "rules"])
 def test_what_a_job_needs_works_with_the_probes_own_dependencies(name: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-c", STARTS_WITHOUT.format(name=name)], capture_output=True, text=True, check=False
     )
     assert answer.returncode == 0, answer.stderr
+
+
+def test_ctrl_c_ends_it_without_a_traceback(httpserver: HTTPServer) -> None:
+    asked, ended = threading.Event(), threading.Event()
+
+    def silent(_: Request) -> Response:
+        asked.set()
+        ended.wait(60)
+        return Response("{}")
+
+    httpserver.expect_request("/api/v1/jobs").respond_with_handler(silent)
+    command = [sys.executable, "-m", "allocscope.cli", "jobs", "--url", httpserver.url_for("/")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
+        assert asked.wait(60)
+        asking.send_signal(signal.SIGINT)
+        _, said = asking.communicate(timeout=60)
+        ended.set()
+    assert (asking.returncode, said) == (130, "")

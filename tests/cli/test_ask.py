@@ -49,7 +49,7 @@ def test_jobs_of_all_pages_are_told(httpserver: HTTPServer, capsys: pytest.Captu
     assert main(["jobs", "--url", httpserver.url_for("/")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "job    nodes  ranks  state     cause  headroom  largest request  left",
-        "llama  n1,n2  2      critical  leak   3.00 GiB  200 MiB          4 min",
+        "llama  n1,n2  2      critical  leak   3.00 GiB  200.00 MiB       4 min",
         "bert   n1     0      ended",
     ]
 
@@ -66,9 +66,63 @@ def test_a_bill_says_whose_each_line_is_and_what_is_not_exact(
     assert main(["bill", "a/b", "--url", httpserver.url_for("/")]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "node  gpu  line       whose       bytes",
-        "n1    3    requested  a/b rank 0  62914560   60 MiB",
-        "n1    3    free                   41943040   40 MiB, about",
-        "n1    3    total                  104857600  100 MiB",
+        "n1    3    requested  a/b rank 0  62914560   60.00 MiB",
+        "n1    3    free                   41943040   40.00 MiB, about",
+        "n1    3    total                  104857600  100.00 MiB",
+    ]
+
+
+def uses(name: str | None, owner: dict[str, str] | None = None, **more: Any) -> dict[str, Any]:
+    known = {"pid": 9, "name": name, "used_bytes": 2**30, "process_id": None, "job": None, "rank": None}
+    return {**known, "owner": owner, **more}
+
+
+POD = {"pod": "llama-worker-0", "namespace": "team-a", "container": "trainer", "container_id": "a8" * 32, "user": "ann"}
+WITH_PROBE: dict[str, Any] = {"process_id": "p", "job": "llama", "rank": 3}
+
+
+def test_devices_are_told_with_whose_the_processes_on_them_are(
+    httpserver: HTTPServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processes = [
+        uses("train.py", POD, **WITH_PROBE),
+        uses("x\x1b[2J", {"container_id": "a8" * 32}, used_bytes=None),
+        uses("python3", {"slurm_job": "8812", "slurm_step": "0", "user": "an\nn"}, pid=None),
+        uses(None, {"pod_uid": "0c5d5f2a", "container": "main"}),
+        uses("Xorg"),
+    ]
+    lost = {"node": "n1", "gpu": 4, "processes": [], "problem": "GPU is lost"}
+    body = {"items": [{"node": "n1", "gpu": 3, "processes": processes, "problem": None}, lost], "next_cursor": None}
+    asked(httpserver, "devices", {"limit": "100", "node": "n1"}, body)
+    assert main(["devices", "--node", "n1", "--url", httpserver.url_for("/")]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "node  gpu  pid  process   job           uses      whose",
+        "n1    3    9    train.py  llama rank 3  1.00 GiB  pod team-a/llama-worker-0 (trainer), user ann",
+        "n1    3    9    x?[2J     no probe                container a8a8a8a8a8a8",
+        "n1    3         python3   no probe      1.00 GiB  Slurm 8812.0, user an?n",
+        "n1    3    9              no probe      1.00 GiB  pod 0c5d5f2a (main)",
+        "n1    3    9    Xorg      no probe      1.00 GiB",
+        "n1    4                                           GPU is lost",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        pytest.param([uses("python3", {"user": "ann"}), uses(None, pid=7)], "python3 (user ann), pid 7", id="two"),
+        pytest.param([uses(letter) for letter in "abcde"], "a, b, c and 2 more", id="the largest"),
+        pytest.param([], "", id="nobody that is known"),
+    ],
+)
+def test_a_bill_names_the_processes_without_a_probe(httpserver: HTTPServer, capsys, others, named) -> None:
+    line = {"line": "other_processes", "bytes": 3 * 2**30, "exact": True, "job": None, "rank": None, "process_id": None}
+    bill = {"total_bytes": 3 * 2**30, "lines": [line]}
+    device = {"node": "n1", "gpu": 3, "bill": bill, "processes": [uses("train.py", **WITH_PROBE), *others]}
+    asked(httpserver, "jobs/llama/bill", {}, {"job": "llama", "devices": [device]})
+    assert main(["bill", "llama", "--url", httpserver.url_for("/")]) == 0
+    told = capsys.readouterr().out.splitlines()[1].split("  ")
+    assert [cell.strip() for cell in told if cell] == [
+        cell for cell in ("n1", "3", "other_processes", named, "3221225472", "3.00 GiB") if cell
     ]
 
 
@@ -134,3 +188,27 @@ def test_where_no_collector_answers_it_says_how_to_name_one(
 
 def test_columns_are_as_wide_as_what_is_in_them_but_the_last() -> None:
     assert columns([("a", "b"), ("long", "x")]) == "a     b\nlong  x"
+
+
+def test_on_a_terminal_what_begins_too_late_in_a_long_row_goes_below_it() -> None:
+    rows = [
+        ("since", "state", "alert", "why"),
+        ("12:00:00", "firing", "AllocscopeOOM", "376 MiB were asked for, 233 MiB were free"),
+        ("12:01:00", "firing", "", ""),
+    ]
+    assert columns(rows, 40).splitlines() == [
+        "since     state   alert          why",
+        "12:00:00  firing  AllocscopeOOM",
+        "    376 MiB were asked for, 233 MiB were",
+        "      free",
+        "12:01:00  firing",
+    ]
+    assert columns(rows, 30).splitlines() == [
+        "since     state",
+        "    alert  why",
+        "12:00:00  firing",
+        "    AllocscopeOOM  376 MiB",
+        "      were asked for, 233 MiB",
+        "      were free",
+        "12:01:00  firing",
+    ]

@@ -30,7 +30,7 @@ from allocscope.model import (
 from allocscope.proto.v1 import collector_service_pb2 as messages
 from allocscope.proto.v1 import collector_service_pb2_grpc as services
 
-WITHIN_S = 20
+WITHIN_S = 60
 GIB = 1 << 30
 START_US = 1_700_000_000_000_000
 END = object()
@@ -126,11 +126,15 @@ def collector(folder: Path, *flags: str, **environ: str) -> Iterator[CollectorPr
 class Stream:
     """A daemon's stream, as a test drives it."""
 
-    def __init__(self, address: str, node: str = "n1", daemon_id: str = "d1", *, hello: bool = True, **more) -> None:
+    def __init__(
+        self, address: str, node: str = "n1", daemon_id: str = "d1", *, hello: bool = True, late: bool = False, **more
+    ) -> None:
+        """`late`: one of batches that others have overtaken."""
         self.channel = grpc.insecure_channel(address)
         self._requests: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._responses: queue.SimpleQueue[object] = queue.SimpleQueue()
-        self.call = services.CollectorServiceStub(self.channel).Ingest(self._outgoing(), timeout=120)
+        stub = services.CollectorServiceStub(self.channel)
+        self.call = (stub.Backfill if late else stub.Ingest)(self._outgoing(), timeout=120)
         threading.Thread(target=self._listen, daemon=True).start()
         if hello:
             greeting = messages.NodeHello(node=node, daemon_id=daemon_id, version="1.2", **more)
@@ -158,6 +162,11 @@ class Stream:
         answer = self._responses.get(timeout=WITHIN_S)
         assert isinstance(answer, messages.IngestResponse), answer
         return answer
+
+    def next_response(self) -> messages.IngestResponse | None:
+        """Whenever it comes; None: the stream ended, in order or not."""
+        answer = self._responses.get(timeout=120)
+        return answer if isinstance(answer, messages.IngestResponse) else None
 
     def error(self) -> grpc.RpcError:
         """The stream's end, that was not in order."""

@@ -1,13 +1,17 @@
 """The API as it is met over HTTP, on a real database with figures that are written out here."""
 
 import json
+from functools import partial
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
+from allocscope.collector.advice_questions import AdviceQuestions
 from allocscope.collector.api import create_api
+from allocscope.collector.capture_questions import CaptureQuestions
 from allocscope.collector.nodes import Hello, Nodes
+from allocscope.collector.observation import Observation
 from allocscope.collector.questions import Questions
 from allocscope.model import (
     AllocatorRef,
@@ -21,6 +25,7 @@ from allocscope.model import (
     EventKind,
     Forecast,
     Line,
+    Owner,
     Process,
     Sample,
     State,
@@ -66,12 +71,13 @@ BILL = DeviceBill(
         BillEntry(Line.OTHER_PROCESSES, 100),
     ),
 )
+ANN = Owner("ann", slurm_job="8812", slurm_step="0")
 READING = DeviceReading(
     Device(UUID, 3, "H200", 1000),
     NOW_US - 7,
     True,
     free_bytes=400,
-    processes=(DeviceProcess(100, "a" * 32, "python", 350), DeviceProcess(9, None, "Xorg", None)),
+    processes=(DeviceProcess(100, "a" * 32, "python", 350, ANN), DeviceProcess(9, None, "Xorg", None)),
     bill=BILL,
 )
 
@@ -149,6 +155,7 @@ def filled(folder):
         labels={"rank": "0"},
         summary="s",
         description="d",
+        advice="take another setting",
     )
     over = AlertRecord("id2", "AllocscopeOOM", "warning", "resolved", NOW_US - 6, NOW_US, None, "gone", NOW_US - 5)
     repository.save_alerts([firing, over])
@@ -165,7 +172,9 @@ def repository(tmp_path_factory):
 def client_of(repository, failing=None, nodes=None):
     nodes = nodes or Nodes()
     questions = Questions(repository, nodes=nodes.all, now_us=lambda: NOW_US, live_for_us=300 * SECOND_US)
-    api = create_api(questions, registry=CollectorRegistry(), failing=lambda: failing)
+    captures = CaptureQuestions(repository, questions, Observation(), now_us=lambda: NOW_US, wake=lambda: None)
+    advice = AdviceQuestions(repository, questions, now_us=lambda: NOW_US, is_made_here=True)
+    api = create_api(questions, captures, advice, registry=CollectorRegistry(), failing=lambda: failing)
     transport = httpx.ASGITransport(api, raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://collector")
 
@@ -209,6 +218,27 @@ async def test_prometheus_is_told_of_daemons_that_were_heard_lately(api):
     ]
 
 
+XORG = {
+    "pid": 9,
+    "name": "Xorg",
+    "used_bytes": None,
+    "process_id": None,
+    "job": None,
+    "rank": None,
+    "owner": None,
+}
+
+
+async def test_nobody_is_said_to_use_a_device_that_was_not_read_for_long(repository):
+    """As on a node without NVML, whose last job has ended."""
+    nodes = Nodes()
+    for later_s, users in ((299, 1), (301, 0)):
+        now_us = partial(int, NOW_US + (later_s - 1) * SECOND_US)
+        questions = Questions(repository, nodes=nodes.all, now_us=now_us, live_for_us=300 * SECOND_US)
+        device = questions.devices("n1", None, 10)["items"][0]
+        assert (min(len(device["processes"]), 1), device["bill"]["total_bytes"]) == (users, 1000)
+
+
 async def test_devices(api):
     said = await ask(api, "/api/v1/devices", node="n1")
     assert said["items"] == [
@@ -217,6 +247,7 @@ async def test_devices(api):
             "gpu": 3,
             "uuid": UUID,
             "model": "H200",
+            "parent_uuid": None,
             "total_bytes": 1000,
             "free_bytes": 400,
             "driver_bytes": None,
@@ -224,6 +255,7 @@ async def test_devices(api):
             "received_us": NOW_US - SECOND_US,
             "from_nvml": True,
             "problem": None,
+            "problem_kind": None,
             "bill": {
                 "total_bytes": 1000,
                 "lines": [
@@ -263,8 +295,25 @@ async def test_devices(api):
                 ],
             },
             "processes": [
-                {"pid": 100, "name": "python", "used_bytes": 350, "process_id": "a" * 32, "job": "train", "rank": 0},
-                {"pid": 9, "name": "Xorg", "used_bytes": None, "process_id": None, "job": None, "rank": None},
+                {
+                    "pid": 100,
+                    "name": "python",
+                    "used_bytes": 350,
+                    "process_id": "a" * 32,
+                    "job": "train",
+                    "rank": 0,
+                    "owner": {
+                        "user": "ann",
+                        "container_id": None,
+                        "container": None,
+                        "pod": None,
+                        "namespace": None,
+                        "pod_uid": None,
+                        "slurm_job": "8812",
+                        "slurm_step": "0",
+                    },
+                },
+                XORG,
             ],
         }
     ]
@@ -370,6 +419,7 @@ async def test_a_jobs_bill(api):
     said = await ask(api, "/api/v1/jobs/train/bill")
     assert said["job"] == "train"
     [device] = said["devices"]
+    assert device["processes"][1] == XORG
     assert (device["node"], device["gpu"], device["uuid"], device["time_us"]) == ("n1", 3, UUID, NOW_US - 7)
     assert sum(line["bytes"] for line in device["bill"]["lines"]) == device["bill"]["total_bytes"] == 1000
 
@@ -423,6 +473,7 @@ async def test_alerts(api):
             "labels": {"rank": "0"},
             "summary": "s",
             "description": "d",
+            "advice": "take another setting",
         }
     ]
     assert [alert["alert_id"] for alert in (await ask(api, "/api/v1/alerts", job="gone"))["items"]] == ["id2"]
@@ -495,7 +546,7 @@ async def test_what_cannot_be_answered_is_said_in_one_form(api, path, status, co
     assert error["message"]
 
 
-async def test_nothing_is_written_over_http(api):
+async def test_nothing_but_orders_is_written_over_http(api):
     answer = await api.post("/api/v1/jobs")
     assert (answer.status_code, answer.json()["error"]["code"], answer.headers["allow"]) == (
         405,
@@ -508,6 +559,8 @@ async def test_a_database_that_fails_is_said_and_an_error_of_ours_shows_nothing_
     from allocscope.storage.errors import StorageBusy
 
     class Broken:
+        captures = None
+
         def jobs(self, **_):
             raise StorageBusy("the database is busy")
 
@@ -549,11 +602,17 @@ async def test_the_description_bounds_every_parameter(api):
         "/api/v1/jobs/{job_id}",
         "/api/v1/jobs/{job_id}/bill",
         "/api/v1/jobs/{job_id}/series",
+        "/api/v1/jobs/{job_id}/captures",
         "/api/v1/risks",
         "/api/v1/alerts",
+        "/api/v1/advice",
+        "/api/v1/jobs/{job_id}/advice",
+        "/api/v1/captures",
+        "/api/v1/captures/{capture_id}",
+        "/api/v1/captures/{capture_id}/about",
     }
     for path, methods in described["paths"].items():
-        for parameter in methods["get"].get("parameters", []):
+        for parameter in (one for method in methods.values() for one in method.get("parameters", [])):
             schema = parameter["schema"]
             kinds = schema.get("anyOf", [schema])
             bounded = [

@@ -117,6 +117,27 @@ def test_a_rank_that_was_restarted_is_one_series(scrape):
     assert lines[0].endswith(" 750.0")
 
 
+def test_an_oom_stays_for_a_scrape_to_see_though_its_job_has_ended(scrape):
+    oom, stopped = (Event(PROCESS_ID, n, RECEIVED_US, kind) for n, kind in ((2, EventKind.OOM), (3, EventKind.STOPPED)))
+    scrape.fleet.take(batch(1, process(), [sample(1)], readings=(reading(),)))
+    assert scrape.value(metrics.LAST_OOM_TIMESTAMP_SECONDS, **LABELS) is None
+    died = batch(2, process(), [oom, stopped])
+    scrape.fleet.take(died)
+    assert "allocscope_forecast_state{" not in scrape.text()
+    assert scrape.value(metrics.LAST_OOM_TIMESTAMP_SECONDS, **LABELS) == died.received_us / 1e6
+    for second in range(1, 601):
+        assert scrape.value(metrics.LAST_OOM_TIMESTAMP_SECONDS, **LABELS) is not None
+        scrape.fleet.tick(died.received_us + second * 1_000_000, {})
+    assert scrape.value(metrics.LAST_OOM_TIMESTAMP_SECONDS, **LABELS) is None
+
+
+def test_a_node_that_was_there_before_a_restart_is_not_forgotten_by_it(scrape):
+    scrape.fleet.heard_before.update({"n1": 40_000_000, "n2": 50_000_000})
+    scrape.nodes.attach(Hello("n1", "d1", "1", None), 90_000_000, lambda: None)
+    assert scrape.value(metrics.NODE_LAST_SEEN_TIMESTAMP_SECONDS, node="n1") == 90
+    assert scrape.value(metrics.NODE_LAST_SEEN_TIMESTAMP_SECONDS, node="n2") == 50
+
+
 def test_nodes_say_how_far_their_clocks_are_ahead(scrape):
     state = scrape.nodes.attach(Hello("n1", "d1", "1", None), 1, lambda: None)
     scrape.nodes.heard(state, sent_us=90_000_000, now_us=60_000_000)

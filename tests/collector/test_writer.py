@@ -56,9 +56,9 @@ class Bench:
         self.refused[sequence] = [(r.reason, r.count) for r in refused]
         self.acknowledged.put_nowait(sequence)
 
-    async def put(self, sequence, *numbers, **more):
+    async def put(self, sequence, *numbers, late=False, **more):
         claimed = batch(sequence, *(sample(n) for n in numbers or (sequence,)), **more)
-        await self.writer.put(Arrival(claimed, "n1", "d1", 1, self._done))
+        await self.writer.put(Arrival(claimed, "n1", "d1", 1, self._done, late=late))
 
     async def entered(self):
         assert await asyncio.to_thread(self.store.entered.acquire, timeout=WITHIN_S)
@@ -220,3 +220,35 @@ async def test_a_budget_serves_in_turn_and_survives_those_who_leave():
     budget.give_back(10)
     assert await asyncio.wait_for(second, WITHIN_S) == 4
     assert await asyncio.wait_for(budget.take(6), WITHIN_S) == 6
+
+
+async def test_what_is_late_gets_the_room_that_is_left_and_is_written_before_what_is_new():
+    bench = Bench(Store(), commit_batches=4)
+    await bench.put(100)
+    await bench.entered()
+    for sequence in (1, 2, 3):
+        await bench.put(sequence, late=True)
+    await bench.put(101)
+    await bench.put(102)
+    for _ in range(3):
+        bench.store.go.release()
+    await bench.acknowledgements(6)
+    await bench.writer.close(WITHIN_S)
+    assert bench.store.calls == [[100], [1, 2, 101, 102], [3]]
+
+
+async def test_what_is_late_waits_while_there_is_no_time_for_it_and_holds_up_nobody():
+    time_for_it = threading.Event()
+    bench = Bench(Store(), queue_bytes=8000, may_take_late=time_for_it.is_set)
+    await bench.put(1, *range(1, 60), late=True)
+    waiting = asyncio.create_task(bench.put(2, *range(60, 120), late=True))
+    await bench.put(100)
+    await bench.entered()
+    bench.store.go.release()
+    assert await bench.acknowledgements(1) == [100]
+    assert not waiting.done()
+    time_for_it.set()
+    for _ in range(3):
+        bench.store.go.release()
+    assert await bench.acknowledgements(2) == [1, 2]
+    await bench.writer.close(WITHIN_S)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 
+from allocscope.daemon.intake import ClosedBatch
 from allocscope.model import AllocatorRef, Device, Event, Process, Sample
 from allocscope.model.sample import chunks
 from allocscope.model.wire import chunk_to_wire, event_to_wire, process_to_wire
@@ -64,6 +65,12 @@ def sample(sequence: int, **changes) -> Sample:
         "process_used_bytes": 21 * GIB,
     }
     return Sample(sequence, 1_700_000_000_000_000 + sequence, **{**known, **changes})
+
+
+def acknowledge(closed: ClosedBatch) -> None:
+    """As is done once it is on disk."""
+    for owed, sequence in closed.owed.items():
+        owed.acknowledge(sequence)
 
 
 class FakeProbe:
@@ -137,7 +144,14 @@ class FakeProbe:
 class FakeCollector(CollectorServiceServicer):
     """Keeps what it gets, and acknowledges it, unless it is told not to."""
 
-    def __init__(self, address: str = "127.0.0.1:0", *, largest_message_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        *,
+        largest_message_bytes: int = 16 << 20,
+        also: Sequence[Callable[[grpc.Server], None]] = (),
+    ) -> None:
+        """`also` adds further services to its server."""
         self.changed = threading.Condition()
         self.hellos: list[NodeHello] = []
         self.batches: list[Batch] = []
@@ -145,10 +159,17 @@ class FakeCollector(CollectorServiceServicer):
         self.stored = 0
         """Its first answer on a stream."""
         self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.takes_late = True
+        self.late: list[Batch] = []
+        """What came by Backfill."""
+        self.late_over = False
+        """Its daemon ended such a stream, in order."""
         self.to_say: queue.SimpleQueue[IngestResponse] = queue.SimpleQueue()
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", largest_message_bytes)]
         self._server = grpc.server(ThreadPoolExecutor(32), options=options)
         add_CollectorServiceServicer_to_server(self, self._server)
+        for add in also:
+            add(self._server)
         self.port = self._server.add_insecure_port(address)
         self.address = f"127.0.0.1:{self.port}"
         self._server.start()
@@ -168,6 +189,21 @@ class FakeCollector(CollectorServiceServicer):
             while not self.to_say.empty():
                 yield self.to_say.get()
             yield IngestResponse(acknowledged_sequence=self.stored)
+
+    def Backfill(self, request_iterator: Iterator[IngestRequest], context) -> Iterator[IngestResponse]:
+        if not self.takes_late:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        for request in request_iterator:
+            if request.WhichOneof("message") == "hello":
+                yield IngestResponse()
+                continue
+            with self.changed:
+                self.late.append(request.batch)
+                self.changed.notify_all()
+            yield IngestResponse(acknowledged_sequence=request.batch.sequence)
+        with self.changed:
+            self.late_over = context.is_active()
+            self.changed.notify_all()
 
     def order(self, order: ProcessOrder) -> None:
         self.to_say.put(IngestResponse(orders=[order]))
@@ -235,10 +271,14 @@ class DaemonProcess:
         if self.process.poll() is None:
             self.kill()
 
-    def wait_log(self, event: str) -> dict[str, Any]:
-        """The first line with this event."""
+    def wait_log(self, event: str, why: str = "") -> dict[str, Any]:
+        """The first line with this event, and with a `why` that begins so."""
+
+        def found() -> dict[str, Any] | None:
+            events = (line for line in self.log if line.get("event") == event)
+            return next((line for line in events if line.get("why", "").startswith(why)), None)
+
         with self._changed:
-            found = lambda: next((line for line in self.log if line.get("event") == event), None)  # noqa: E731
             assert self._changed.wait_for(lambda: found() or self._ended, WAIT_S), self.log
             line = found()
         assert line is not None, self.log

@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 
 from allocscope.daemon import claims
-from allocscope.model import AllocatorRef, BlockGroup, BlockMap, Device, Event, EventKind, Pool, Process, SampleChunk
+from allocscope.model import (
+    AllocatorRef,
+    BlockGroup,
+    BlockMap,
+    Device,
+    Event,
+    EventKind,
+    Pool,
+    Process,
+    SampleChunk,
+    wire,
+)
 from allocscope.model.blocks import SizeClass
 from allocscope.model.wire import WireError
+from allocscope.proto.v1 import block_map_pb2, identity_pb2, sample_pb2
 
 GIB = 1 << 30
 ID = "0123456789abcdef" * 2
@@ -45,16 +57,36 @@ def block_map(count: int = 1, classes: int = 0, reserved: int = GIB) -> BlockMap
     ],
 )
 def test_a_hello_that_cannot_be(lie, reason):
-    claims.check_process(PROCESS, 100)
+    claims.check_process(PROCESS)
     with pytest.raises(WireError) as caught:
-        claims.check_process(replace(PROCESS, **lie), 100)
+        claims.check_process(replace(PROCESS, **lie))
     assert caught.value.reason == reason
 
 
 def test_a_hello_is_small_whatever_a_newer_version_says_in_it():
-    claims.check_process(PROCESS, 12288)
+    hello = identity_pb2.Process(job="x" * 12285)
+    claims.check_size(hello)
+    hello.job += "x"
     with pytest.raises(WireError, match=r"a hello of 12289 bytes \(at most 12288\)"):
-        claims.check_process(PROCESS, 12289)
+        claims.check_size(hello)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (identity_pb2.Process(devices=[identity_pb2.Device()] * 6_145), "too_long"),
+        (sample_pb2.SampleChunk(sequence=range(1, 8_194)), "too_many_samples"),
+        (block_map_pb2.BlockMap(groups=[block_map_pb2.BlockGroup()] * 4_097), "too_many_groups"),
+        (wire.block_map_to_wire(REF, block_map(classes=513)), "too_many_classes"),
+        (wire.block_map_to_wire(REF, block_map(65, classes=511)), "too_many_classes"),
+    ],
+)
+def test_a_message_that_holds_too_much_is_refused_before_anything_is_made_of_it(message, reason):
+    claims.check_size(wire.block_map_to_wire(REF, block_map(4_096, classes=1)))
+    claims.check_size(wire.block_map_to_wire(REF, block_map(classes=512)))
+    with pytest.raises(WireError) as caught:
+        claims.check_size(message)
+    assert caught.value.reason == reason
 
 
 @pytest.mark.parametrize(
@@ -71,7 +103,6 @@ def test_figures_of_another_process_or_of_a_device_that_nobody_told_of(ref, reas
 @pytest.mark.parametrize(
     ("lie", "reason", "text"),
     [
-        (chunk(8193), "too_many_samples", "8193 samples in one chunk (at most 8192)"),
         (
             chunk(reserved_bytes=81 * GIB),
             "out_of_range",
@@ -111,8 +142,6 @@ def test_counters_a_little_apart_are_no_lie():
 @pytest.mark.parametrize(
     ("lie", "reason"),
     [
-        (block_map(4097, reserved=1), "too_many_groups"),
-        (block_map(classes=513), "too_many_classes"),
         (block_map(2, reserved=41 * GIB), "out_of_range"),
     ],
 )

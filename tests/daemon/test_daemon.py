@@ -17,6 +17,7 @@ from allocscope.model import Event, EventKind, Intervals
 from allocscope.model.wire import order_to_wire, process_to_wire
 from allocscope.proto.v1.collector_service_pb2 import IngestResponse, ProcessOrder, Rejection
 from tests.daemon.fakes import GIB, WAIT_S, DaemonProcess, FakeCollector, FakeProbe, process, sample
+from tests.daemon.stranger import Stranger
 from tests.needs import promtool
 
 
@@ -213,8 +214,8 @@ def test_a_full_spool_drops_its_oldest_batches_and_counts_what_was_in_them(tmp_p
         probe.end()
 
 
-def test_a_disk_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, collector):
-    with DaemonProcess(tmp_path, collector.address) as daemon:
+def test_a_disk_that_cannot_be_written_for_a_while_loses_nothing(tmp_path):
+    with DaemonProcess(tmp_path) as daemon:  # no collector
         probe = FakeProbe(daemon.socket, process())
         probe.samples(sample(1))
         probe.wait_acknowledged(1)
@@ -225,8 +226,21 @@ def test_a_disk_that_cannot_be_written_for_a_while_loses_nothing(tmp_path, colle
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
         probe.wait_acknowledged(2)
         daemon.wait_log("the spool can be written again")
-        collector.wait_for(lambda c: c.sequences() == [1, 2])
         assert daemon.figures("allocscope_spool_write_failures_total")["allocscope_spool_write_failures_total"] > 0
+        probe.end()
+
+
+def test_a_disk_that_cannot_be_written_does_not_hold_up_what_can_be_sent(tmp_path, collector):
+    with DaemonProcess(tmp_path, collector.address) as daemon:
+        probe = FakeProbe(daemon.socket, process())
+        probe.samples(sample(1))
+        probe.wait_acknowledged(1)
+        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        for sequence in range(2, 6):
+            probe.samples(sample(sequence))
+            probe.wait_acknowledged(sequence)  # the collector has it
+        assert collector.sequences() == [1, 2, 3, 4, 5]
+        assert daemon.figures("allocscope_dropped_total") == {}
         probe.end()
 
 
@@ -256,8 +270,8 @@ def test_what_the_collector_rejects_is_counted(tmp_path, collector):
 def test_a_second_daemon_of_one_name_is_told_and_does_not_hammer(tmp_path, collector):
     collector.refusal = (grpc.StatusCode.ALREADY_EXISTS, "node node-1 is another daemon's")
     with DaemonProcess(tmp_path, collector.address) as daemon:
-        line = daemon.wait_log("nothing goes to the collector")
-        assert (line["level"], line["why"]) == ("error", "ALREADY_EXISTS: node node-1 is another daemon's")
+        line = daemon.wait_log("nothing goes to the collector", "ALREADY_EXISTS: node node-1 is another daemon's")
+        assert line["level"] == "error"
         probe = FakeProbe(daemon.socket, process())
         for sequence in range(1, 6):
             probe.samples(sample(sequence))
@@ -303,7 +317,7 @@ def test_what_a_probe_lost_itself_is_counted(shared):
         pytest.param(
             lambda p: p.samples(*(sample(sequence) for sequence in range(2, 8195))),
             "too_many_samples",
-            "8193 samples in one chunk",
+            "8193 samples in one chunk (at most 8192)",
             id="a huge chunk",
         ),
         pytest.param(
@@ -361,13 +375,19 @@ def test_a_process_cannot_take_anothers_id(shared):
     owner = FakeProbe(daemon.socket, process(process_id=process_id))
     owner.samples(sample(1))
     owner.wait_acknowledged(1)
-    thief = FakeProbe(daemon.socket, process(process_id=process_id, pid=1))
-    thief.wait_for(lambda p: bool(p.refused))
-    assert thief.refused == [f"process id {process_id} is that of pid {os.getpid()}, not of pid 1"]
+    with Stranger(daemon.socket, process_id, pid=os.getpid()) as thief:
+        assert thief.answer()["refused"] == [
+            f"a hello of pid {os.getpid()} on a connection of pid {thief.pid}'s",
+            "figures of a process that has not said who it is, or was refused",
+        ]
+    with Stranger(daemon.socket, process_id) as thief:
+        assert thief.answer()["refused"] == [
+            f"process id {process_id} is that of pid {os.getpid()}, not of pid {thief.pid}",
+            "figures of a process that has not said who it is, or was refused",
+        ]
     owner.samples(sample(2))
     owner.wait_acknowledged(2)
     owner.end()
-    thief.end()
 
 
 GARBAGE = (
@@ -449,14 +469,9 @@ def test_metrics_tell_the_bill_of_a_device_and_go_when_the_job_goes(tmp_path, co
 
 
 def test_a_process_that_was_killed_goes_at_once_where_this_node_can_see_it(tmp_path, collector):
-    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with DaemonProcess(tmp_path, collector.address) as daemon:
-        hello = process(pid=sleeper.pid, host=socket.gethostname(), started_us=2**60)
-        probe = FakeProbe(daemon.socket, hello)
+    with DaemonProcess(tmp_path, collector.address) as daemon, Stranger(daemon.socket, "a" * 32) as job:
         daemon.wait_log("process attached")
-        sleeper.kill()
-        sleeper.communicate(timeout=WAIT_S)
-        probe.break_off()
+        job.kill()
         assert daemon.wait_log("process gone")["job"] == "train"
 
 

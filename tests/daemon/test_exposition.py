@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import socket
-import urllib.error
-import urllib.request
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from allocscope.daemon.errors import ListenError
-from allocscope.daemon.exposition import AllocatorView, MetricsServer, NodeCollector, NodeView
+from allocscope.daemon.exposition import AllocatorView, NodeCollector, NodeView
+from allocscope.daemon.nvml import NvmlRound
+from allocscope.daemon.nvml_device import NvmlDevice
+from allocscope.daemon.nvml_problems import NvmlProblem, ProblemKind
 from allocscope.daemon.observed import Observed
-from allocscope.model import BillEntry, Device, DeviceBill, DeviceReading, Line, Process, Sample
+from allocscope.model import BillEntry, Device, DeviceBill, DeviceProcess, DeviceReading, Line, Process, Sample
 from allocscope.model.metrics import DROPPED_TOTAL
 
 WAIT_S = 20
@@ -20,7 +22,11 @@ DEVICE = Device("GPU-1", 3, None, 100)
 A, B = (Process(letter * 32, "train", 7, "host", 1) for letter in "ab")
 NODE_FIGURES = {
     "allocscope_build_info": 1,
+    "allocscope_capture_spool_bytes": 0,
+    "allocscope_capture_spool_captures": 0,
+    "allocscope_capture_spool_limit_bytes": 0,
     "allocscope_collector_connected": 0,
+    "allocscope_nvml_problem": 1,
     "allocscope_nvml_up": 0,
     "allocscope_processes": 0,
     "allocscope_spool_batches": 0,
@@ -76,13 +82,41 @@ def test_processes_of_one_job_that_tell_no_ranks_share_a_series():
     }
 
 
+def test_a_devices_problem_is_told_by_its_kind_and_gone_when_it_is_over():
+    lost = NvmlProblem(ProblemKind.LOST, "GPU is lost")
+    devices = (NvmlDevice("GPU-1", 0), NvmlDevice("GPU-2", 1, problem=lost), NvmlDevice("", 2, problem=lost))
+    assert series(NodeView(nvml=NvmlRound(devices))) == {
+        ("allocscope_device_problem", "n", "1", "GPU-2", "lost"): 1,
+        ("allocscope_device_problem", "n", "2", "", "lost"): 1,
+    }
+    assert series(NodeView(nvml=NvmlRound(devices[:1]))) == {}
+
+
+def test_processes_without_a_probe_are_counted_where_nvml_tells_a_devices_processes():
+    """Where it does not there is no count: 0 would say that nobody is there."""
+    others = (DeviceProcess(7, "a" * 32), DeviceProcess(8, name="Xorg"), DeviceProcess(9))
+    readings = (
+        reading(device=Device("GPU-1", 0), processes=others),
+        reading(device=Device("GPU-2", 1)),
+        reading(device=Device("GPU-3", 2), processes=others[:1]),
+    )
+    devices = (NvmlDevice("GPU-1", 0), NvmlDevice("GPU-2", 1), NvmlDevice("GPU-3", 2, processes=None))
+    assert series(NodeView(readings=readings, nvml=NvmlRound(devices))) == {
+        ("allocscope_processes_without_probe", "n", "0", "GPU-1"): 2,
+        ("allocscope_processes_without_probe", "n", "1", "GPU-2"): 0,
+    }
+
+
 @pytest.mark.parametrize(
-    ("changes", "problem"),
-    [({"problem": "GPU is lost"}, 1), ({"from_nvml": True}, 0), ({"from_nvml": False}, None)],
+    ("problem", "up", "kinds"),
+    [(None, 1, {}), (NvmlProblem(ProblemKind.NO_DRIVER, "Driver Not Loaded"), 0, {"no_driver": 1})],
 )
-def test_a_devices_problem_is_told_where_nvml_knows_the_device(changes, problem):
-    found = series(NodeView(readings=(reading(**changes),)))
-    assert found.get(("allocscope_device_problem", "n", "3", "GPU-1")) == problem
+def test_a_problem_of_nvml_as_a_whole_is_told_by_its_kind(problem, up, kinds):
+    registry = CollectorRegistry()
+    registry.register(NodeCollector("n", "1", lambda: NodeView(nvml=NvmlRound(problem=problem))))
+    told = {family.name: family.samples for family in registry.collect()}
+    assert told["allocscope_nvml_up"][0].value == up
+    assert {s.labels["kind"]: s.value for s in told.get("allocscope_nvml_problem", ())} == kinds
 
 
 def test_reasons_that_others_name_cannot_fill_the_memory():
@@ -108,36 +142,16 @@ def test_a_loop_tells_when_it_last_went_well_only_once_it_has():
     assert observed.registry.get_sample_value("allocscope_bill_seconds_count") == 1
 
 
-def test_scrapers_that_hang_are_turned_away_beyond_a_few():
-    server = MetricsServer("127.0.0.1:0", CollectorRegistry())
-    server.start()
-    host, _, port = server.address.rpartition(":")
-    hanging = [socket.create_connection((host, int(port)), timeout=WAIT_S) for _ in range(8)]
-    try:
-        for connection in hanging:
-            connection.sendall(b"GET /metrics HTTP/1.1\r\n")
-        with pytest.raises(OSError, match=r"."):
-            urllib.request.urlopen(f"http://{server.address}/metrics", timeout=WAIT_S)
-    finally:
-        for connection in hanging:
-            connection.close()
-        server.close()
+def test_a_loop_is_told_of_by_several_threads_at_once(monkeypatch):
+    """As the devices' are, each in its own thread; the second would find the series registered already."""
+    loop, together = Observed().nvml, threading.Barrier(2, timeout=WAIT_S)
+    new_success = loop._new_success
 
+    def slowly():
+        with suppress(threading.BrokenBarrierError):  # the other one has to wait until this one is done
+            together.wait(0.2)
+        return new_success()
 
-def test_it_listens_on_ipv6_where_there_is_any():
-    try:
-        server = MetricsServer("[::1]:0", CollectorRegistry())
-    except ListenError as error:
-        assert str(error).startswith("cannot serve /metrics on [::1]:0: ")  # noqa: PT017 (there is no IPv6 here)
-        return
-    server.start()
-    with urllib.request.urlopen(f"http://{server.address}/metrics", timeout=WAIT_S) as response:
-        assert response.status == 200
-    server.close()
-
-
-def test_others_are_told_the_hosts_name_where_it_listens_everywhere():
-    for listen, expected in (("0.0.0.0:0", "gpu7"), ("127.0.0.1:0", "127.0.0.1")):
-        server = MetricsServer(listen, CollectorRegistry())
-        assert server.reachable_address("gpu7") == f"{expected}:{server.address.rpartition(':')[2]}"
-        server.close()
+    monkeypatch.setattr(loop, "_new_success", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(loop.took, (1.0, 2.0))) == [None, None]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from allocscope.daemon.intake import LARGEST_BATCH_BYTES, Intake
-from allocscope.daemon.spool import Counts
+from allocscope.daemon.spool_frames import Counts
 from allocscope.model import AllocatorRef, Device, DeviceReading, Process, Sample
 from allocscope.model.sample import chunks
 from allocscope.model.wire import chunk_to_wire, process_to_wire
 from allocscope.proto.v1.event_pb2 import Event
 from allocscope.proto.v1.sample_pb2 import SampleChunk
+from tests.daemon.fakes import acknowledge
 
 A = process_to_wire(Process("a" * 32, "train", 7, "host", 1, devices=(Device("GPU-1", 0), Device("GPU-2", 1))))
 B = process_to_wire(Process("b" * 32, "serve", 8, "host", 1))
@@ -57,11 +58,11 @@ def test_what_is_acknowledged_is_what_was_in_the_batch():
     intake.owe(a, 3)
     (first,) = intake.close(1, 1)
     intake.owe(b, 7)
-    first.acknowledge()
+    acknowledge(first)
     assert (a.acknowledged, b.acknowledged) == (5, 0)
     assert not intake.is_empty
     (second,) = intake.close(2, 1)
-    second.acknowledge()
+    acknowledge(second)
     assert (a.acknowledged, b.acknowledged, intake.is_empty) == (5, 7, True)
 
 
@@ -94,10 +95,10 @@ def test_a_batch_above_the_limit_is_split_and_each_part_names_its_processes():
     assert [[process.process_id[0] for process in c.batch.processes] for c in closed] == [["1", "2"], ["3", "4"]]
     assert [len(c.batch.devices) for c in closed] == [0, 1]
     assert max(c.batch.ByteSize() for c in closed) <= 3000
-    closed[0].acknowledge()
+    acknowledge(closed[0])
     assert waiting.acknowledged == 0
-    closed[1].acknowledge()
-    assert (waiting.acknowledged, intake.too_large) == (5, {})
+    acknowledge(closed[1])
+    assert (waiting.acknowledged, intake.take_too_large()) == (5, {})
 
 
 def test_what_alone_is_above_the_limit_is_in_no_batch_and_told():
@@ -109,8 +110,8 @@ def test_what_alone_is_above_the_limit_is_in_no_batch_and_told():
     (closed,) = intake.close(1, 1)
     assert [list(c.sequence) for c in closed.batch.samples] == [[2000]]
     assert (closed.counts, list(closed.batch.processes)) == (Counts(samples=1), [A])
-    assert intake.too_large == {"events": 1, "samples": 1000}
-    closed.acknowledge()
+    assert intake.take_too_large() == {"events": 1, "samples": 1000}
+    acknowledge(closed)
     assert waiting.acknowledged == 2000
 
 

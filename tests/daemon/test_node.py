@@ -99,3 +99,20 @@ def test_settings_that_are_not_understood_are_not_known():
     assert attach(node, replace(PROCESS, allocator_conf="{}")).settings is None
     expandable = AllocatorSettings(expandable=True)
     assert attach(node, replace(PROCESS, allocator_conf="expandable_segments:True")).settings == expandable
+
+
+def test_who_is_gone_is_remembered_for_a_while(monkeypatch):
+    monkeypatch.setattr(node_module, "GONE_REMEMBERED", 2)
+    node = Node()
+    assert node.introduction(PROCESS.process_id) is None
+    for letter in "abc":
+        attach(node, replace(PROCESS, process_id=letter * 32))
+    assert [bool(node.introduction(letter * 32)) for letter in "abc"] == [True, True, True]
+    retire(node, 1000)
+    found = node.introduction("c" * 32)
+    assert found is not None
+    assert (found.process, found.message) == (
+        replace(PROCESS, process_id="c" * 32),
+        process_to_wire(replace(PROCESS, process_id="c" * 32)),
+    )
+    assert [bool(node.introduction(letter * 32)) for letter in "abc"] == [False, True, True]

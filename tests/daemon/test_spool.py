@@ -13,7 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from allocscope.daemon.errors import SpoolError, SpoolTaken
-from allocscope.daemon.spool import Counts, Loss, Spool, SpooledBatch
+from allocscope.daemon.spool import Spool
+from allocscope.daemon.spool_frames import Counts
+from allocscope.daemon.spool_segment import Loss, SpooledBatch
 
 LIMIT = 1 << 20
 
@@ -54,7 +56,7 @@ def files_no_larger_than(size: int):
 
 def crash(spool: Spool) -> None:
     """What kill -9 does: files are closed, and nothing is said."""
-    spool._close_file()
+    spool._close_newest()
     spool._lock.close()
 
 
@@ -87,7 +89,7 @@ def test_numbers_go_on_when_nothing_is_left_to_tell_them(tmp_path):
         spool.write(batches(*[b"x" * 1000] * 20))
         spool.acknowledge(20)
         assert list(tmp_path.glob("*.spool")) == []
-        assert spool.bytes == 0
+        assert spool.size_bytes == 0
     with spool_in(tmp_path) as spool:
         assert (spool.next_sequence, held(spool), spool.lost) == (21, [], [])
 
@@ -112,7 +114,11 @@ def test_a_crash_at_any_byte_loses_only_what_was_not_whole(groups, data):
             assert held(spool) == expected
             assert spool.next_sequence > max((sequence for sequence, _ in expected), default=0)
             torn = cut - max((end for end in ends.values() if end <= cut), default=0)
-            assert [(loss.reason, loss.bytes) for loss in spool.lost] == ([("torn", torn)] if torn else [])
+            lost = [(loss.reason, loss.batches, loss.bytes) for loss in spool.lost]
+            assert lost == ([("torn", 0, torn)] if torn else []), "what was never on disk is no loss: it is sent again"
+            first = max((sequence for sequence, _ in expected), default=0) + 1
+            if torn:
+                assert spool.next_sequence - spool.unused_at_start == first
             more = batches(b"more", first=spool.next_sequence)
             spool.write(more)
             assert held(spool)[-1] == (more[0].sequence, b"more")
@@ -205,7 +211,7 @@ def test_damage_to_what_the_collector_has_is_no_loss(tmp_path):
 
 
 def test_what_looks_like_frames_does_not_hold_up_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("allocscope.daemon.spool.SOUGHT_BYTES", 1000)
+    monkeypatch.setattr("allocscope.daemon.spool_frames.SOUGHT_BYTES", 1000)
     with spool_in(tmp_path) as spool:
         spool.write(batches(b"a", (b"\x40\x00\x00\x00CRC.\x02" + bytes(7)) * 20, b"c"))
     path = newest_segment(tmp_path)
@@ -254,7 +260,7 @@ def test_a_full_spool_drops_its_oldest_and_says_how_much(tmp_path):
     with spool_in(tmp_path, limit=80_000, segment=10_000) as spool:
         for sequence in range(1, 101):
             spool.write(batches(b"x" * 972, first=sequence))  # a frame of 1,000 bytes
-            assert spool.bytes <= 80_000
+            assert spool.size_bytes <= 80_000
         assert held(spool)[0][0] == 21
         assert spool.lost == [Loss("spool_full", 10, Counts(samples=9720), 10_000)] * 2
         assert (len(held(spool)), spool.batches) == (80, 80)
@@ -310,6 +316,17 @@ def test_a_full_disk_at_the_start_is_a_clear_error(tmp_path):
         Spool(tmp_path, LIMIT)
 
 
+def test_a_full_disk_keeps_no_daemon_from_starting_that_was_killed_there(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"a"))
+        spool.acknowledge(1)
+    spool = Spool(tmp_path, LIMIT)
+    spool.write(batches(b"b", b"c", first=2))
+    crash(spool)
+    with files_no_larger_than(10), spool_in(tmp_path) as spool:
+        assert (held(spool), spool.next_sequence) == ([(2, b"b"), (3, b"c")], 4)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -324,3 +341,12 @@ def test_a_damaged_state_file_is_a_clear_error(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
     with pytest.raises(SpoolError, match=r"state\.json is damaged; move the folder away to start anew"):
         Spool(tmp_path, LIMIT)
+
+
+def test_what_was_damaged_while_it_waits_is_counted_once_however_often_it_is_looked_for(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"first", b"second"))
+        (path,) = tmp_path.glob("*.spool")
+        path.write_bytes(path.read_bytes().replace(b"second", b"sec0nd"))
+        assert [spool.after(1) for _ in range(3)] == [None] * 3
+        assert spool.lost == [Loss("damaged", 1, Counts(), 0)]

@@ -108,7 +108,7 @@ class Machine:
     def daemon(self, node: str, collector: Service, *options: str, name: str = "", clock_off_s: float = 0) -> Service:
         """A daemon as the pretend node `node`; no NVML, so that it sees the same on any machine."""
         name = name or f"daemon-{node}"
-        places = ("--socket", str(self.folder / f"{name}.sock"), "--spool", str(self.folder / f"spool-{name}"))
+        places = ("--socket", str(self.folder / name / "daemon.sock"), "--spool", str(self.folder / f"spool-{name}"))
         to = ("--collector", collector.addresses["grpc"], "--metrics-listen", "127.0.0.1:0", "--nvml", "false")
         return self._serve(name, ("daemon", "--node", node, *places, *to, *options), clock_off_s)
 

@@ -126,7 +126,7 @@ def _call(target: str, method: str, garbage: bytes) -> grpc.StatusCode:
 
 TOTAL = 8 << 30
 DEVICE = Device("GPU-liar", 0, total_bytes=TOTAL)
-LIAR = Process("a" * 32, "liar", pid=1, host="elsewhere", started_us=LONG_AGO_US, devices=(DEVICE,))
+LIAR = Process("a" * 32, "liar", pid=os.getpid(), host="elsewhere", started_us=LONG_AGO_US, devices=(DEVICE,))
 
 
 def _of_the_liar(sequence: int, **counters: int) -> SampleChunk:

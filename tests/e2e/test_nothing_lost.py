@@ -121,6 +121,27 @@ def test_what_happens_before_the_collector_is_there_is_told_to_it_later(machine:
     assert_nothing_is_lost(fleet)
 
 
+def test_after_an_outage_both_killed_while_it_is_made_up_for_cost_nothing(machine: Machine) -> None:
+    """What waited comes late, beside what is new, and in several attempts."""
+    collector = machine.collector()
+    machine.kill(collector)
+    slowly = ("--interval-s", "0.05", "--backlog-bytes-per-s", "40000")
+    fleet = Fleet(machine, collector, machine.daemon("n1", collector, *slowly))
+    fleet.play()
+    machine.until(lambda: _figure(fleet.daemon, "allocscope_spool_batches") > 90, "many batches wait")
+    fleet.collector = machine.again(collector)
+    machine.until(lambda: count(machine.database) > 0, "the first samples are stored")
+    assert fleet.daemon.said("what is new goes first")
+    fleet.daemon.process.kill()
+    fleet.collector.process.kill()
+    for service in (fleet.daemon, fleet.collector):
+        service.process.wait()
+    fleet.daemon = machine.again(fleet.daemon)
+    fleet.collector = machine.again(fleet.collector)
+    assert_nothing_is_lost(fleet)
+    machine.until(lambda: _figure(fleet.daemon, "allocscope_spool_batches") == 0, "nothing waits any more")
+
+
 def _figure(service: Service, name: str) -> float:
     """A metric's sum over its labels."""
     lines = [line for line in service.get("/metrics").splitlines() if line.startswith((name + "{", name + " "))]

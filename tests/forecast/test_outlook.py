@@ -79,6 +79,15 @@ def test_a_leak_is_critical_minutes_ahead_and_stays_so():
     assert entered(told, State.CRITICAL) == 1
 
 
+def test_what_is_kept_for_an_epoch_and_let_go_is_no_leak():
+    """It rises for five minutes as a leak does; once it was given back it is none, however often it rises to where it was."""
+    epochs = Job(
+        trough=lambda t: 20 * GIB + t % 300 * GIB // 20, swing=always(25 * GIB), blocks=lambda t: 1000 + t % 300
+    )
+    told = foretell(epochs.samples(HOUR_S))
+    assert [t for t, _ in criticals(told) if t > 430] == [], "two minutes after the first"
+
+
 def test_time_left_comes_to_the_moment_it_runs_out():
     leaking = Job(trough=rising(20 * GIB, 2 * GIB / 60), blocks=rising(1000, 1))
     told = dict(foretell(leaking.samples(1140)))
@@ -141,6 +150,36 @@ def test_flushes_that_leave_less_and_less_are_critical_by_fragmentation():
     told = foretell(job.samples(500))
     assert criticals(told)[0] == (400, Cause.FRAGMENTATION)
     assert "3 flushes in the last ten minutes, the narrowest left 256 MiB" in told[-1][1].summary
+
+
+def _flushing(left: dict[int, int]) -> Job:
+    """A job that flushes at these seconds, and what that leaves."""
+
+    def reserves(t: int) -> int:
+        return 79 * GIB - next((slack for at, slack in reversed(left.items()) if at <= t), 20 * GIB)
+
+    return Job(swing=always(40 * GIB), reserves=reserves, retries=lambda t: sum(at <= t for at in left))
+
+
+def test_flushes_that_go_on_leaving_less_than_any_before_are_a_trend():
+    """None of them is narrow, and some leave more than the one before: holes grow, which peaks do not show."""
+    falling = _flushing({200: 8 * GIB, 260: 6 * GIB, 300: 7 * GIB, 360: 4 * GIB, 420: 5 * GIB, 460: 2 * GIB})
+    told = foretell(falling.samples(500))
+    assert criticals(told)[0][0] == 460
+    assert told[-1][1].seconds_to_oom == pytest.approx(2 / (4 / 300), rel=0.01), "the largest fall left out"
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param({200: 8, 201: 6, 203: 4, 205: 2}, id="in one step"),
+        pytest.param({200: 18, 300: 3, 400: 2.9, 500: 2.8}, id="but for one of them hardly"),
+        pytest.param({200: 4, 260: 5, 300: 3, 360: 6, 420: 3.5, 460: 4}, id="to and fro"),
+    ],
+)
+def test_flushes_that_leave_less_by_chance_or_once_are_no_trend(left):
+    told = foretell(_flushing({at: round(slack * GIB) for at, slack in left.items()}).samples(560))
+    assert criticals(told) == []
 
 
 def test_one_narrow_flush_of_a_job_whose_steps_are_alike_is_worth_a_warning_only():

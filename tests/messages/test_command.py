@@ -201,7 +201,6 @@ def test_a_log_without_any_says_so(tmp_path, capsys):
     ("content", "problem"),
     [
         (None, "No such file or directory"),
-        (gzip.compress(TEXT.encode())[:-12], "Compressed file ended before the end-of-stream marker was reached"),
         (b"\x1f\x8bnot gzip at all", "Unknown compression method"),
         (gzip.compress(b"")[:10] + b"\xff" * 20, "Error -3 while decompressing data: invalid block type"),
     ],
@@ -212,6 +211,19 @@ def test_what_cannot_be_read_is_said(tmp_path, capsys, content, problem):
     status, said = asked(capsys, tmp_path / "log", "--json")
     assert (status, said.out) == (2, "")
     assert said.err == f"allocscope oom: cannot read {tmp_path / 'log'}: {problem}\n"
+
+
+def test_a_packed_log_that_breaks_off_is_told_as_far_as_it_goes(tmp_path, capsys):
+    rest = "".join(f"step {number} of a job that goes on\n" for number in range(20_000))
+    packed = gzip.compress((TEXT + rest).encode())
+    (tmp_path / "log").write_bytes(packed[: len(packed) * 3 // 4])
+    status, said = asked(capsys, tmp_path / "log", "--json")
+    report = json.loads(said.out)
+    assert (status, [message["line"] for message in report["messages"]]) == (2, [2])
+    assert said.err == (
+        f"allocscope oom: cannot read {tmp_path / 'log'} further than line {report['lines']}:"
+        " its gzip ends in the middle; copy it again\n"
+    )
 
 
 @pytest.mark.parametrize(

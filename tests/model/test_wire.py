@@ -14,17 +14,20 @@ from allocscope.model import (
     BillEntry,
     BlockGroup,
     BlockMap,
+    Capture,
+    CaptureNote,
     CaptureOrder,
+    CaptureReason,
     Device,
     DeviceBill,
     DeviceProcess,
     DeviceReading,
     Event,
     EventKind,
-    HistoryOrder,
     Intervals,
     Line,
     Order,
+    Owner,
     Pool,
     PrivatePool,
     Process,
@@ -33,7 +36,7 @@ from allocscope.model import (
     chunks,
     wire,
 )
-from allocscope.proto.v1 import block_map_pb2, identity_pb2, orders_pb2, sample_pb2
+from allocscope.proto.v1 import block_map_pb2, capture_pb2, identity_pb2, orders_pb2, sample_pb2
 
 REF = AllocatorRef("a" * 32, "GPU-1")
 sizes = st.integers(0, wire.LARGEST_STORED)
@@ -103,14 +106,20 @@ def test_a_block_map_comes_back_as_it_was(group: BlockGroup) -> None:
     assert wire.block_map_from_wire(wire.block_map_to_wire(REF, block_map)) == (REF, block_map)
 
 
+OWNER = Owner("ann", "a8" * 32, "trainer", "llama-0", "team-a", "0c5d5f2a", "8812", "0")
+
+
 def test_a_device_with_its_bill_comes_back_as_it_was() -> None:
     bill = DeviceBill(
         100,
         (BillEntry(Line.FREE, 40), BillEntry(Line.STRANDED, 0, False, "p"), BillEntry(Line.REQUESTED, 60, True, "p")),
     )
-    reading = DeviceReading(
-        Device("GPU-1", 0, "H200", 100), 5, True, 40, None, (DeviceProcess(7, "p", "python", None),), bill, None
+    processes = (
+        DeviceProcess(7, "p", "python", None),
+        DeviceProcess(8, owner=OWNER),
+        DeviceProcess(9, owner=Owner("bob")),
     )
+    reading = DeviceReading(Device("GPU-1", 0, "H200", 100), 5, True, 40, None, processes, bill, None)
     assert wire.reading_from_wire(wire.reading_to_wire(reading)) == reading
 
 
@@ -120,9 +129,42 @@ def test_an_event_comes_back_as_it_was(kind: EventKind) -> None:
     assert wire.event_from_wire(wire.event_to_wire(event)) == event
 
 
-@pytest.mark.parametrize("order", [Intervals(sample_us=0), CaptureOrder("c"), HistoryOrder(False, 5)])
+CAPTURE_ID = "0c" * 16
+FULL_ORDER = CaptureOrder(CAPTURE_ID, "GPU-1", 10_000_000, 100_000, True, CaptureReason.FORECAST)
+
+
+@pytest.mark.parametrize("order", [Intervals(sample_us=0), CaptureOrder(CAPTURE_ID), FULL_ORDER])
 def test_an_order_comes_back_as_it_was(order: Order) -> None:
     assert wire.order_from_wire(wire.order_to_wire(order)) == order
+
+
+def test_an_order_that_names_no_capture_is_refused() -> None:
+    with pytest.raises(wire.WireError, match="32 hex digits"):
+        wire.order_from_wire(wire.order_to_wire(CaptureOrder("../../etc/passwd")))
+
+
+NOTED = Process("p", "train", 7, "host", 1)
+
+
+def note_of(process_id: str = "p") -> CaptureNote:
+    return CaptureNote(
+        Capture(CAPTURE_ID, process_id, 5, CaptureReason.OOM, "GPU-1", 9, 0, False, "the disk was full"),
+        NOTED,
+        next(chunks(AllocatorRef("p", "GPU-1"), [Sample(1, 5, allocated_bytes=0)])),
+        BlockMap(2, 5, (), 3),
+        Event("p", 3, 5, EventKind.OOM, "GPU-1", 20, 100, 0),
+    )
+
+
+@pytest.mark.parametrize("note", [note_of(), CaptureNote(Capture(CAPTURE_ID, "p", 5, CaptureReason.ASKED), NOTED)])
+def test_a_note_of_a_capture_comes_back_as_it_was(note: CaptureNote) -> None:
+    packed = wire.note_to_wire(note).SerializeToString()
+    assert wire.note_from_wire(capture_pb2.CaptureNote.FromString(packed)) == note
+
+
+def test_a_note_that_speaks_of_another_process_is_refused() -> None:
+    with pytest.raises(wire.WireError, match="speaks of"):
+        wire.note_from_wire(wire.note_to_wire(note_of("q")))
 
 
 def test_an_order_of_a_later_version_is_passed_over() -> None:

@@ -17,7 +17,7 @@ def stats(version: tuple[int, int] = (2, 14), figures: dict[str, int] | None = N
     nested: dict = {}
     for family in FAMILIES:
         now = figures.get(family, 0)
-        of_all = {"current": now, "peak": now + 1, "allocated": now + 2, "freed": 2}
+        of_all = {"current": now, "peak": now + 1 if now else 0, "allocated": now + 2, "freed": 2}
         nested[family] = {"all": of_all, "small_pool": of_all, "large_pool": of_all}
     for counter in SINCE_2_0 + (SINCE_2_3 if version >= (2, 3) else ()):
         nested[counter] = figures.get(counter, 0)
@@ -38,7 +38,12 @@ class FakeTorch:
         self.figures: list[dict[str, int]] = [{"reserved_bytes": 1}] + [{} for _ in range(devices - 1)]
         self.segments: list[dict] = []
         self.memory_info = (70 * GIB, 80 * GIB)
-        self.is_capturing = False
+        self.is_caching = True
+        self.contexts: set[int] = set()
+        self.history: dict | None = None
+        """What the history was switched on with; None: it is off."""
+        self.host_traces: list[dict] = []
+        self.traces: list[list[dict]] = [[] for _ in range(devices)]
         self.fails: dict[str, Exception] = {}
         self.calls: list[str] = []
         self.observers: list = []
@@ -56,12 +61,22 @@ class FakeTorch:
         cuda = SimpleNamespace(
             is_initialized=lambda: self._called("is_initialized", self.is_initialized),
             device_count=lambda: self._called("device_count", len(self.figures)),
-            is_current_stream_capturing=lambda: self.is_capturing,
             mem_get_info=lambda index: self._called(f"mem_get_info({index})", self.memory_info),
             get_device_properties=self._properties,
             memory_snapshot=self._snapshot_with_traces if self.version >= (2, 11) else self._snapshot,
         )
-        memory = SimpleNamespace()
+        if self.version >= (2, 1):
+            binding._cuda_isHistoryEnabled = lambda: self._called("is_enabled", self.history is not None)
+        if self.version >= (2, 12):
+            binding._cuda_cudaCachingAllocator_is_enabled = lambda: self._called("is_caching", self.is_caching)
+        binding._cuda_setDevice = lambda index: self._called(f"set_device({index})", None)
+        binding._cuda_hasPrimaryContext = lambda index: self._called(f"context({index})", index in self.contexts)
+        binding._cuda_memorySnapshot = self._raw_snapshot
+        binding._cuda_record_memory_history = self._switch
+        binding._cuda_record_memory_history_legacy = self._switch
+        memory = SimpleNamespace(
+            _snapshot=lambda: self._raw_snapshot(None), _record_memory_history=self._recorder(binding)
+        )
         if self.version >= (2, 9):
             memory.get_per_process_memory_fraction = lambda index: self._called("fraction", self.fractions[index])
         return {
@@ -77,11 +92,50 @@ class FakeTorch:
         return answer
 
     def _stats(self, index):
+        if self.backend == "pluggable":
+            raise RuntimeError("the pluggable allocator does not yet support getDeviceStats")
         return self._called(f"stats({index})", stats(self.version, self.figures[index]))
 
     def _attach(self, observer):
         self._called("observer", None)
         self.observers.append(observer)
+
+    def _recorder(self, binding):
+        """The function of that version, which calls what torch._C has by then."""
+
+        def since_2_14(
+            enabled="all", context="all", stacks="all", max_entries=2**63 - 1, device=None, clear_history=False,
+            record_pinned_host_memory=False,
+        ):  # fmt: skip
+            binding._cuda_record_memory_history(enabled, context, stacks, max_entries, clear_history)
+
+        def since_2_5(
+            enabled="all", context="all", stacks="all", max_entries=2**63 - 1, device=None, clear_history=False
+        ):
+            binding._cuda_record_memory_history(enabled, context, stacks, max_entries, clear_history)
+
+        def since_2_1(enabled="all", context="all", stacks="all", max_entries=2**63 - 1, device=None):
+            binding._cuda_record_memory_history(enabled, context, stacks, max_entries)
+
+        def of_2_0(
+            enabled, record_context=True, trace_alloc_max_entries=1, trace_alloc_record_context=False, device=None
+        ):
+            binding._cuda_record_memory_history_legacy(enabled, record_context, trace_alloc_max_entries)
+
+        if self.version >= (2, 14):
+            return since_2_14
+        return since_2_5 if self.version >= (2, 5) else since_2_1 if self.version >= (2, 1) else of_2_0
+
+    def _switch(self, enabled, *how):
+        self._called("switch", None)
+        self.history = {"enabled": enabled, "how": how} if enabled else None
+
+    def _raw_snapshot(self, how):
+        quiet = how is not None and not how[2]
+        traces = [[] for _ in self.traces] if quiet else [list(trace) for trace in self.traces]
+        name = "whole snapshot without traces" if quiet else "whole snapshot"
+        told = {"segments": list(self.segments), "device_traces": traces, "allocator_settings": {}}
+        return self._called(name, {**told, **({"host_traces": self.host_traces} if self.host_traces else {})})
 
     def _snapshot(self):
         return self._called("snapshot", self.segments)

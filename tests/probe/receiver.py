@@ -19,7 +19,7 @@ from allocscope.model.sample import Sample
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest, AttachResponse
 from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceServicer, add_ProbeServiceServicer_to_server
 
-LONG_S = 15
+LONG_S = 30
 """What never takes so long unless it is broken."""
 
 
@@ -30,12 +30,14 @@ class Receiver(ProbeServiceServicer):
         self.socket, self.acknowledges = socket, acknowledges
         self.streams: list[list[AttachRequest]] = []
         self.to_send: list[AttachResponse] = []
+        self.options: list[tuple[str, int]] = []
+        """The server's."""
         self.ended = 0
         self._changed = threading.Condition()
         self._server: grpc.Server | None = None
 
     def start(self) -> Self:
-        self._server = grpc.server(futures.ThreadPoolExecutor(16))
+        self._server = grpc.server(futures.ThreadPoolExecutor(16), options=self.options)
         add_ProbeServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self.socket}")
         self._server.start()

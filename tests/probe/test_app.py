@@ -9,14 +9,14 @@ import pytest
 from allocscope.model import EventKind
 from allocscope.probe import app, torch_cuda
 from allocscope.probe.app import Probe, socket_of
+from allocscope.probe.clock import Clock
 from allocscope.probe.identity import Place
-from allocscope.probe.sampler import Clock
 from tests.probe.fake_torch import FakeTorch
 from tests.probe.receiver import LONG_S, Receiver
 
 
 class Waiting(threading.Event):
-    """An Event whose waiting a test steps through: each `wait` notes the delay, and the last one ends the probe."""
+    """An Event whose waiting a test steps through: each `wait` notes the delay, and after the last one the probe is ended."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__()
@@ -26,10 +26,10 @@ class Waiting(threading.Event):
 
     def wait(self, timeout: float | None = None) -> bool:
         self.delays.append(timeout or 0)
-        if len(self.delays) > self._rounds:
-            self.set()
-            self.ended.set()
-        return self.is_set()
+        if len(self.delays) <= self._rounds:
+            return self.is_set()
+        self.ended.set()
+        return super().wait(LONG_S)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def texts(caplog) -> list[str]:
 def run_rounds(probe_modules, rounds: int, caplog, environ=None) -> Waiting:
     caplog.set_level(logging.INFO, "allocscope.probe")
     waiting = Waiting(rounds)
-    probe = Probe(environ or {}, stopping=waiting, modules=probe_modules, clock=Clock(wall_us=lambda: 5))
+    probe = Probe(environ or {}, stirred=waiting, modules=probe_modules, clock=Clock(wall_us=lambda: 5))
     probe.start()
     assert waiting.ended.wait(LONG_S)
     probe.stop(0.1)
@@ -66,7 +66,6 @@ def test_without_torch_it_looks_on_and_says_so_once(caplog):
     ("change", "text"),
     [
         (lambda torch: delattr(torch.modules["torch._C"], "_cuda_memoryStats"), "this torch was built without CUDA"),
-        (lambda torch: setattr(torch, "backend", "cudaMallocAsync"), "the allocator is not torch's native one"),
         (lambda torch: torch.fails.update(device_count=RuntimeError("x")), "torch's calls fail"),
     ],
 )
@@ -146,6 +145,23 @@ def test_a_stopped_probe_ignores_ooms(observers, tmp_path):
     assert len(torch.calls) == calls
 
 
+def test_a_job_that_goes_elsewhere_leaves_nothing_there(tmp_path, monkeypatch, observers):
+    here, elsewhere, torch = tmp_path / "here", tmp_path / "elsewhere", FakeTorch()
+    for folder in (here, elsewhere):
+        (folder / "captures").mkdir(parents=True)
+    monkeypatch.chdir(here)
+    probe = Probe({"ALLOCSCOPE_SOCKET": "d.sock"}, modules=torch.modules)
+    monkeypatch.chdir(elsewhere)
+    with Receiver(here / "d.sock") as receiver:
+        probe.step()
+        monkeypatch.setattr(app, "_probe", probe)
+        torch.observers[0](0, 20 << 20, 80 << 30, 5)
+        receiver.wait_for(receiver.events)
+        probe.stop(LONG_S)
+    assert list((elsewhere / "captures").iterdir()) == []
+    assert list((here / "captures").glob("*.note"))
+
+
 def test_where_the_daemon_listens(tmp_path, monkeypatch):
     own = tmp_path / "allocscope" / "daemon.sock"
     monkeypatch.setattr(app, "SYSTEM_SOCKET", str(tmp_path / "system.sock"))
@@ -158,3 +174,39 @@ def test_where_the_daemon_listens(tmp_path, monkeypatch):
     (tmp_path / "system.sock").touch()
     assert socket_of(user) == str(tmp_path / "system.sock")
     assert socket_of({**user, "ALLOCSCOPE_SOCKET": "/told"}) == "/told"
+
+
+@pytest.fixture
+def raising_handler():
+    """A handler of the job's that raises whatever it is given."""
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise ValueError("a handler of the job's")
+
+    logger, handler = logging.getLogger("allocscope.probe"), Raising()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield logger
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+
+
+def test_a_log_handler_of_the_jobs_that_raises_is_no_matter(socket, observers, monkeypatch, raising_handler):
+    torch = FakeTorch()
+    with pytest.raises(ValueError, match="of the job's"):
+        raising_handler.info("x")
+    with Receiver(socket) as receiver:
+        probe = Probe({}, socket=str(socket), modules=torch.modules)
+        probe.start()
+        receiver.wait_for(receiver.samples)
+        monkeypatch.setattr(app, "_probe", probe)
+        torch.fails["memory_snapshot"] = RuntimeError("no")
+        [observer] = torch.observers
+        observer(0, 20 << 20, 80 << 30, 5)  # no daemon that takes captures: the probe would say so
+        receiver.wait_for(receiver.events)
+        monkeypatch.setattr(Probe, "on_oom", lambda *figures: 1 / 0)
+        observer(0, 20 << 20, 80 << 30, 5)
+        app.stop(LONG_S)
+    assert [event.kind for event in receiver.events()] == [EventKind.OOM, EventKind.STOPPED]

@@ -1,6 +1,10 @@
 """One gRPC call over HTTP/2, byte by byte: what the other side may do, and what it may not."""
 
+import random
+import socket
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,8 @@ from allocscope.probe.call import (
     GOAWAY,
     HEADERS,
     INITIAL_WINDOW_SIZE,
+    LARGEST_ANSWER_BYTES,
+    LARGEST_BACKLOG_BYTES,
     MAX_FRAME_SIZE,
     PADDED,
     PING,
@@ -23,23 +29,14 @@ from allocscope.probe.call import (
     Call,
     CallBroken,
 )
-
-
-def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+from allocscope.proto.v1.probe_service_pb2 import AttachRequest
+from tests.probe.peer import frame, message, room
+from tests.probe.receiver import LONG_S, Receiver
 
 
 def settings(**values: int) -> bytes:
     names = {"window": INITIAL_WINDOW_SIZE, "frame": MAX_FRAME_SIZE}
     return frame(SETTINGS, payload=b"".join(struct.pack(">HI", names[name], value) for name, value in values.items()))
-
-
-def room(stream: int, size: int) -> bytes:
-    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
-
-
-def message(payload: bytes) -> bytes:
-    return b"\0" + struct.pack(">I", len(payload)) + payload
 
 
 def greeted() -> Call:
@@ -182,6 +179,12 @@ def test_a_server_that_goes_away_in_order_finishes_the_call_first():
         (frame(DATA, 0, 1, b"before any settings"), "does not speak HTTP/2"),
         (settings() + b"\xff\xff\xff\0\0\0\0\0\0", "does not speak HTTP/2"),
         (settings() + frame(RST_STREAM, 0, 1, b"\0\0\0\x08"), "reset the stream .HTTP/2 error 8."),
+        (settings() + frame(RST_STREAM, 0, 1, b"\xff" * 16_384), "a frame of type 3 has 16384 bytes"),
+        (frame(SETTINGS, payload=b"\0\5\0\0"), "a frame of type 4 has 4 bytes"),
+        (settings() + frame(PING, payload=b"1234567"), "a frame of type 6 has 7 bytes"),
+        (settings() + room(1, 5)[:-1].replace(b"\0\0\4", b"\0\0\3", 1), "a frame of type 8 has 3 bytes"),
+        (settings() + frame(DATA, PADDED, 1), "shorter than its padding"),
+        (settings() + frame(DATA, PADDED, 1, b"\4abc"), "shorter than its padding"),
         (settings() + frame(GOAWAY, payload=struct.pack(">II", 0, 11)), "went away"),
         (settings() + frame(DATA, 0, 1, b"\1" + message(b"x")[1:]), "cannot be read"),
         (settings() + frame(DATA, 0, 1, b"\0\xff\xff\xff\xff"), "cannot be read"),
@@ -190,3 +193,115 @@ def test_a_server_that_goes_away_in_order_finishes_the_call_first():
 def test_what_cannot_be_gone_on_with_breaks_the_call(data, why):
     with pytest.raises(CallBroken, match=why):
         answers(Call("/s/M"), data)
+
+
+def test_a_frame_of_all_padding_is_an_empty_one():
+    assert answers(greeted(), frame(DATA, PADDED, 1, b"\3\0\0\0")) == []
+
+
+def test_no_setting_makes_a_frame_that_http_2_does_not_have():
+    call = greeted()
+    answers(call, settings(frame=2**32 - 1, window=2**31 - 1), room(0, 2**31 - 1))
+    call.outgoing.clear()
+    call.send(b"x" * (17 << 20))
+    assert [len(f[3]) for f in frames_out(call)] == [2**24 - 1, (17 << 20) + 5 - (2**24 - 1)]
+
+
+def test_one_who_asks_and_asks_and_reads_nothing_is_not_answered_for_ever():
+    call = greeted()
+    pings = frame(PING, payload=b"12345678") * 1000
+    with pytest.raises(CallBroken, match="does not read"):
+        answers(call, *[pings] * 1000)
+    assert len(call.outgoing) <= LARGEST_BACKLOG_BYTES + len(pings)
+
+
+# whatever comes
+
+
+def recorded(path: Path) -> bytes:
+    """What a real gRPC server says in a call of some messages."""
+    heard, call = b"", Call("/allocscope.proto.v1.ProbeService/Attach")
+    with Receiver(path) as receiver, socket.socket(socket.AF_UNIX) as connection:
+        receiver.say(refused=("no", "x" * 3000))
+        connection.settimeout(LONG_S)
+        connection.connect(str(path))
+        for number in range(1, 6):
+            request = AttachRequest(sent_us=1)
+            request.event.sequence = number
+            call.send(request.SerializeToString())
+        call.end()
+        while not call.is_over:
+            connection.sendall(call.outgoing)
+            call.outgoing.clear()
+            data = connection.recv(1 << 16)
+            heard += data
+            for _ in call.receive(data):
+                pass
+    return heard
+
+
+def mutated(traffic: bytes, chance: random.Random) -> bytes:
+    """Bytes and whole pieces changed, doubled, left out, put elsewhere."""
+    data = bytearray(traffic)
+    for _ in range(chance.randint(1, 8)):
+        start = chance.randrange(len(data) + 1)
+        piece = data[start : start + chance.choice((1, 1, 4, 9, 100))]
+        match chance.randrange(5):
+            case 0:
+                data[start : start + len(piece)] = chance.randbytes(len(piece))
+            case 1:
+                del data[start : start + len(piece)]
+            case 2:
+                data[start:start] = piece * chance.choice((1, 2, 50))
+            case 3:
+                elsewhere = chance.randrange(len(data) + 1)
+                data[elsewhere:elsewhere] = piece
+            case _:
+                data[start : start + len(piece)] = bytes(chance.choice((0, 255)) for _ in piece)
+    return bytes(data)
+
+
+def pieces(data: bytes, chance: random.Random) -> Iterator[bytes]:
+    start = 0
+    while start < len(data):
+        size = chance.choice((1, 9, 100, 1 << 16))
+        yield data[start : start + size]
+        start += size
+
+
+def hear(call: Call, data: bytes, chance: random.Random) -> None:
+    """Take it in, and nothing but CallBroken; what is held stays within bounds."""
+    try:
+        for piece in pieces(data, chance):
+            for answer in call.receive(piece):
+                assert len(answer) <= LARGEST_ANSWER_BYTES
+            assert len(call._read) < 9 + 16_384 + len(piece)
+            assert len(call._answers) <= LARGEST_ANSWER_BYTES + 5
+            assert len(call.outgoing) <= LARGEST_BACKLOG_BYTES + 3 * len(piece) + 1000
+    except CallBroken:
+        pass
+
+
+def test_whatever_becomes_of_a_real_servers_words_only_the_call_breaks(tmp_path):
+    traffic, chance, broken = recorded(tmp_path / "d.sock"), random.Random(5), 0
+    assert len(traffic) > 3000
+    for _ in range(3000):
+        call = Call("/s/M")
+        call.send(b"x" * chance.choice((0, 100_000)))
+        data = mutated(traffic, chance)
+        hear(call, data, chance)
+        broken += not call.is_over
+    assert 300 < broken < 2900  # neither is every change harmless, nor does every one break the call at once
+
+
+def test_frames_of_any_kind_in_any_order_only_break_the_call():
+    chance = random.Random(6)
+    for _ in range(2000):
+        frames = [settings()] + [
+            frame(
+                chance.randrange(12), chance.randrange(256), chance.choice((0, 1, 1, 3, 2**32 - 1)),
+                chance.randbytes(chance.choice((0, 3, 4, 6, 8, 8, 100, 16_384))),
+            )
+            for _ in range(20)
+        ]  # fmt: skip
+        hear(Call("/s/M"), b"".join(frames), chance)

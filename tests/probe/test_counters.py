@@ -3,7 +3,7 @@
 import pytest
 
 from allocscope.model import COLUMNS, Sample
-from allocscope.probe.counters import is_used, sample_of
+from allocscope.probe.counters import async_sample_of, is_used, sample_of
 from tests.probe.fake_torch import stats
 
 FIGURES = {
@@ -76,6 +76,17 @@ def test_what_the_driver_did_not_tell_is_unknown():
     sample = sample_of(stats(), 1, 2)
     assert (sample.device_total_bytes, sample.device_free_bytes, sample.call_us) == (None, None, None)
     assert sample.allocated_bytes == 0
+
+
+def test_of_the_drivers_allocator_only_what_it_counts_is_told():
+    """All its other figures are there too, as 0 (ALLOCATOR.md 3.5)."""
+    counted = {"allocated_bytes": 100, "active_bytes": 100, "reserved_bytes": 400}
+    assert async_sample_of(stats(figures=counted), 9, 1000, **KNOWN) == Sample(
+        sequence=9, time_us=1000,
+        allocated_bytes=100, active_bytes=100, reserved_bytes=400,
+        allocated_peak_bytes=101, active_peak_bytes=101, reserved_peak_bytes=401,
+        device_total_bytes=1000, device_free_bytes=600, call_us=13,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """What is kept until it is acknowledged, and what is given up first."""
 
+import pytest
+
 from allocscope.probe.ring import Item, Kind, Ring
 
 M, S, E = Kind.BLOCK_MAP, Kind.SAMPLE, Kind.EVENT
@@ -72,7 +74,35 @@ def test_sent_and_unacknowledged_items_count_to_the_capacity():
     ring = ring_of(item(1, S), item(2, S), capacity=2)
     take_all(ring)
     ring.add(item(3, S))
-    assert (len(ring), ring.lost_count) == (2, 1)
+    assert (len(ring), take_all(ring)) == (2, [[3]])
+
+
+@pytest.mark.parametrize(
+    ("happens", "lost"),
+    [
+        pytest.param(lambda ring: None, 0, id="nobody knows yet"),
+        pytest.param(lambda ring: ring.acknowledge(2), 0, id="it arrived"),
+        pytest.param(lambda ring: ring.acknowledge(1), 0, id="a part of it arrived"),
+        pytest.param(lambda ring: ring.rewind(), 6, id="the stream broke"),
+        pytest.param(lambda ring: (ring.acknowledge(1), ring.rewind()), 5, id="a part of it arrived, then it broke"),
+        pytest.param(lambda ring: (ring.rewind(), ring.acknowledge(2)), 6, id="it broke, and then it was too late"),
+    ],
+)
+def test_what_was_given_up_after_it_was_sent_is_lost_only_if_the_stream_breaks(happens, lost):
+    ring = ring_of(item(1, E), item(2, E, stands_for=5), capacity=2)
+    take_all(ring)
+    for sequence in (3, 4):
+        ring.add(item(sequence, E))
+    happens(ring)
+    assert ring.take_lost_count() == lost
+
+
+def test_no_more_is_remembered_of_what_was_given_up_than_of_what_is_kept():
+    ring = ring_of(capacity=3)
+    for sequence in range(1, 11):
+        ring.add(item(sequence, S))
+        take_all(ring)
+    assert (len(ring), ring.take_lost_count()) == (3, 4)
 
 
 def test_block_maps_are_bounded_in_bytes():

@@ -1,13 +1,15 @@
 """The calls into torch: only what may be called, only when it may be, and nothing that is missing raises."""
 
 import ctypes
+import gc
 from types import SimpleNamespace
 
 import pytest
 
 from allocscope.model import Device, Pool
 from allocscope.probe import torch_cuda
-from allocscope.probe.torch_cuda import Absence, TorchCuda, groups_of, large_page_bytes, look
+from allocscope.probe.torch_blocks import TorchBlocks, groups_of, large_page_bytes
+from allocscope.probe.torch_cuda import Absence, Backend, TorchCuda, look
 from tests.probe.fake_torch import GIB, FakeTorch, segment
 
 RELAX = torch_cuda._relax_capture_mode
@@ -23,6 +25,10 @@ def ready(torch: FakeTorch) -> TorchCuda:
     found = look(torch.modules)
     assert isinstance(found, TorchCuda)
     return found
+
+
+def blocks_of(torch: FakeTorch) -> TorchBlocks:
+    return TorchBlocks(torch.modules, ready(torch).backend)
 
 
 def without(torch: FakeTorch, module: str, name: str | None = None) -> dict:
@@ -61,11 +67,72 @@ def test_cuda_is_never_initialized_by_looking():
     assert torch.calls == ["is_initialized"]
 
 
-def test_another_backend_is_left_alone():
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("native", Backend.NATIVE),
+        ("cudaMallocAsync", Backend.ASYNC),
+        ("pluggable", Backend.PLUGGABLE),
+        ("of tomorrow", Backend.PLUGGABLE),
+    ],
+)
+def test_the_backend_is_known_by_its_name(name, backend):
     torch = FakeTorch()
-    torch.backend = "cudaMallocAsync"
-    assert look(torch.modules) is Absence.OTHER_BACKEND
-    assert not [call for call in torch.calls if call.startswith("stats")]
+    torch.backend = name
+    assert ready(torch).backend is backend
+
+
+@pytest.mark.parametrize("backend", ["cudaMallocAsync", "pluggable"])
+def test_of_another_backend_no_blocks_are_asked(backend):
+    torch = FakeTorch()
+    torch.backend = backend
+    cuda_blocks = blocks_of(torch)
+    assert (cuda_blocks.segments(), cuda_blocks.snapshot(), cuda_blocks.snapshot(with_traces=False)) == (
+        None,
+        None,
+        None,
+    )
+    assert not [call for call in torch.calls if "snapshot" in call]
+
+
+# use
+
+
+@pytest.mark.parametrize(
+    ("figures", "used"),
+    [({}, True), ({"reserved_bytes": 0, "allocation": -2}, False), ({"reserved_bytes": 3, "allocation": -2}, True)],
+)
+@pytest.mark.parametrize("backend", ["native", "cudaMallocAsync"])
+def test_a_device_is_in_use_by_its_counters(backend, figures, used):
+    torch = FakeTorch()
+    torch.backend, torch.contexts, torch.figures = backend, {0}, [figures]
+    assert ready(torch).is_used(0) is used
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_without_counters_it_is_in_use_where_the_process_has_a_context(used):
+    torch = FakeTorch()
+    torch.backend, torch.contexts = "pluggable", {0} if used else set()
+    assert ready(torch).is_used(0) is used
+    del torch.modules["torch._C"]._cuda_hasPrimaryContext
+    assert not ready(torch).is_used(0)
+
+
+UNUSED = [{"reserved_bytes": 0, "allocation": -2}]
+
+
+def test_with_caching_off_counters_say_nothing_and_the_context_does():
+    torch = FakeTorch()
+    torch.is_caching, torch.contexts, torch.figures = False, {0}, UNUSED
+    assert ready(torch).is_used(0)
+
+
+@pytest.mark.parametrize(("value", "used"), [("1", True), ("", False)])
+def test_before_2_12_the_environment_says_whether_caching_is_off(monkeypatch, value, used):
+    monkeypatch.setenv("PYTORCH_NO_CUDA_MEMORY_CACHING", value)
+    torch = FakeTorch((2, 11))
+    torch.contexts, torch.figures = {0}, UNUSED
+    assert ready(torch).is_used(0) is used
 
 
 @pytest.mark.parametrize("call", ["is_initialized", "backend", "device_count"])
@@ -120,10 +187,11 @@ def test_a_memory_fraction_is_told_in_bytes_and_a_whole_one_is_none():
     device = ready(torch).device(0)
     assert device is not None
     assert device.allowed_bytes == 40 * GIB
-    torch.fractions = [1.0]
-    device = ready(torch).device(0)
-    assert device is not None
-    assert device.allowed_bytes is None
+    for told in (1.0, 715827882.7):  # the latter by cudaMallocAsync (torch 2.14.1)
+        torch.fractions = [told]
+        device = ready(torch).device(0)
+        assert device is not None
+        assert device.allowed_bytes is None
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: type(e).__name__)
@@ -131,9 +199,11 @@ def test_what_fails_is_unknown(error):
     torch = FakeTorch()
     cuda = ready(torch)
     torch.fails = dict.fromkeys(("properties", "snapshot", "mem_get_info(0)", "conf", "observer"), error)
-    assert (cuda.device(0), cuda.segments(), cuda.memory_info(0), cuda.allocator_conf({})) == (None, None, None, None)
+    assert (cuda.device(0), cuda.memory_info(0), cuda.allocator_conf({})) == (None, None, None)
+    assert blocks_of(torch).segments() is None
     assert not cuda.observe_oom(lambda *figures: None)
     torch.fails = {"fraction": error}
+    assert cuda.memory_fraction(0) is None
     device = cuda.device(0)
     assert device is not None
     assert device.allowed_bytes is None
@@ -147,11 +217,20 @@ def test_the_driver_is_asked_for_a_device_of_this_process():
     assert ready(torch).memory_info(0) == (70 * GIB, 80 * GIB)
 
 
-def test_the_driver_is_not_asked_during_a_capture():
+def test_the_driver_is_asked_by_the_raw_call_where_there_is_one():
     torch = FakeTorch()
-    torch.is_capturing = True
-    assert ready(torch).memory_info(0) is None
-    assert "mem_get_info(0)" not in torch.calls
+    torch.modules["torch._C"]._cudart = SimpleNamespace(cudaMemGetInfo=lambda index: (index, 9))
+    assert ready(torch).memory_info(3) == (3, 9)
+    assert "mem_get_info(3)" not in torch.calls
+
+
+def test_a_thread_moves_to_a_device_in_use_before_it_asks_the_driver_anything():
+    torch = FakeTorch(devices=2)
+    cuda = ready(torch)
+    torch.calls.clear()
+    cuda.memory_info(1)
+    cuda.memory_info(0)
+    assert torch.calls == ["set_device(1)", "mem_get_info(1)", "mem_get_info(0)"]
 
 
 def test_the_driver_is_not_asked_where_a_capture_of_another_thread_could_be_spoilt(monkeypatch):
@@ -181,8 +260,36 @@ def test_no_runtime_is_loaded_where_there_is_none(version):
 
 def test_segments_come_without_traces_where_that_can_be_asked():
     new, old = FakeTorch((2, 11)), FakeTorch((2, 9))
-    assert (ready(new).segments(), ready(old).segments()) == ([], [])
+    assert (blocks_of(new).segments(), blocks_of(old).segments()) == ([], [])
     assert (new.calls[-1], old.calls[-1]) == ("snapshot", "snapshot")
+
+
+def test_a_whole_snapshot_leaves_its_traces_out_where_that_can_be_asked():
+    new, old = FakeTorch((2, 11)), FakeTorch((2, 9))
+    for torch in (new, old):
+        torch.traces = [[{"action": "alloc"}]]
+    without: dict = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
+    assert (
+        blocks_of(new).snapshot() == blocks_of(old).snapshot() == {**without, "device_traces": [[{"action": "alloc"}]]}
+    )
+    assert blocks_of(new).snapshot(with_traces=False) == without
+    assert blocks_of(old).snapshot(with_traces=False) is None
+
+
+def test_no_garbage_is_collected_while_a_snapshot_is_taken():
+    torch = FakeTorch()
+    collecting = []
+    torch.on_call = lambda name: collecting.append(gc.isenabled())
+    blocks = blocks_of(torch)
+    collecting.clear()
+    blocks.snapshot()
+    gc.disable()
+    try:
+        blocks.snapshot()
+        collecting.append(gc.isenabled())
+    finally:
+        gc.enable()
+    assert collecting == [False, False, False]
 
 
 def test_segments_are_condensed_by_device():

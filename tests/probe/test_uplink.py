@@ -19,16 +19,17 @@ from allocscope.model import (
     AllocatorRef,
     BlockGroup,
     BlockMap,
+    CaptureOrder,
     Device,
     Event,
     EventKind,
-    HistoryOrder,
     Intervals,
     Pool,
     Process,
     Sample,
     SizeClass,
 )
+from allocscope.probe import messages
 from allocscope.probe import uplink as uplink_module
 from allocscope.probe.uplink import Uplink
 from tests.probe.receiver import LONG_S, Receiver
@@ -362,12 +363,12 @@ def test_orders_come_to_the_callback_and_its_failures_stay_there(path):
 
     uplink = Uplink(str(path), PROCESS, on_order=obey)
     with Receiver(path) as receiver:
-        receiver.say(orders=(Intervals(sample_us=5), HistoryOrder(enabled=True)))
+        receiver.say(orders=(Intervals(sample_us=5), CaptureOrder("0" * 32)))
         uplink.start()
         assert came.wait(LONG_S)
         sample(uplink)
         assert uplink.close(LONG_S) == 0
-    assert orders == [Intervals(sample_us=5), HistoryOrder(enabled=True)]
+    assert orders == [Intervals(sample_us=5), CaptureOrder("0" * 32)]
     assert len(receiver.streams) == 1
 
 
@@ -389,7 +390,7 @@ def test_a_job_without_a_protobuf_that_will_do_goes_on_and_it_is_said_once(path,
     def fail():
         raise TypeError("Descriptors cannot be created directly.")
 
-    monkeypatch.setattr(uplink_module, "_import_wire", fail)
+    monkeypatch.setattr(messages, "import_wire", fail)
     caplog.set_level(logging.INFO, "allocscope.probe")
     with Receiver(path) as receiver:
         uplink.start()
@@ -400,13 +401,16 @@ def test_a_job_without_a_protobuf_that_will_do_goes_on_and_it_is_said_once(path,
         sample(uplink)
         assert (uplink.close(LONG_S), len(uplink._ring), receiver.requests()) == (0, 0, [])
     assert [r.getMessage() for r in caplog.records] == [
-        "allocscope: sends nothing: cannot use protobuf (Descriptors cannot be created directly.)"
+        (
+            "allocscope: sends nothing: cannot use protobuf (Descriptors cannot be created directly.);"
+            " it needs protobuf 5.29 or later in the job's Python"
+        )
     ]
 
 
 def test_protobuf_is_not_imported_while_there_is_no_daemon(path, uplink, monkeypatch):
     imports: list = []
-    monkeypatch.setattr(uplink_module, "_import_wire", lambda: imports.append(1))
+    monkeypatch.setattr(messages, "import_wire", lambda: imports.append(1))
     uplink.start()
     sample(uplink)
     assert (uplink.close(0.3), imports) == (1, [])

@@ -100,7 +100,51 @@ def test_what_was_there_before_is_walked_back_to():
         told(0, [(5 * MIB, 5 * MIB, "active_allocated"), (15 * MIB, 0, "inactive")])
     ]
     found = history(trace, segments=after)
-    assert kinds(found) == ["malloc", "free", "malloc"]
+    segment, blocks = ["hole", "free"], ["malloc", "hole"]
+    assert kinds(found) == [*segment, *blocks, "empty_cache", "free", "began", "free", "malloc"]
+    assert found.asked[0].size == 20 * MIB
+    assert not found.is_whole
+
+
+def test_holes_of_before_the_history_are_there_when_it_is_asked_again():
+    """Nine segments of 200 MiB with 110 MiB in each, and two streams whose segments of 150 MiB only fit one after the other."""
+    device_bytes = 9 * 200 * MIB + 200 * MIB
+    allocator = Simulator(DEFAULT, Device(device_bytes), version="2.14.1", trace=True)
+    for address in [allocator.malloc(200 * MIB) for _ in range(9)]:
+        allocator.free(address)
+    for _ in range(9):
+        allocator.malloc(110 * MIB)
+    before = len(allocator.trace)
+    retries = allocator.stats()["num_alloc_retries"]
+    for _ in range(10):
+        for stream in (0, 1):
+            allocator.free(allocator.malloc(150 * MIB, stream))
+    retries = allocator.stats()["num_alloc_retries"] - retries
+    assert retries == 19
+    found = history(allocator.trace[before:], total=device_bytes, segments=allocator.segments())
+    assert found.exact
+    again = ask_again(found.asked, Simulator(DEFAULT, Device(device_bytes), version="2.14.1"), lambda _: 0)
+    assert (again.failed_at, again.num_alloc_retries) == (None, 19)
+    assert again.stranded_peak_bytes == 9 * 90 * MIB
+    assert again.reserved_peak_bytes == 9 * 200 * MIB + 150 * MIB
+    expandable = parse_settings("expandable_segments:True")
+    compact = ask_again(found.asked, Simulator(expandable, Device(device_bytes), version="2.14.1"), lambda _: 0)
+    assert (compact.failed_at, compact.num_alloc_retries) == (None, 1), "once, for the pages of the holes"
+
+
+def test_what_was_given_back_though_it_would_have_served_was_an_empty_cache():
+    """Also where the driver had too little for the request while it was still there."""
+    allocator = Simulator(DEFAULT, Device(500 * MIB), version="2.14.1", trace=True)
+    for _ in range(2):
+        allocator.free(allocator.malloc(400 * MIB))
+        allocator.empty_cache()
+        allocator.free(allocator.malloc(250 * MIB))
+    found = history(allocator.trace, total=500 * MIB)
+    assert found.exact
+    assert kinds(found) == [
+        *["malloc", "free", "empty_cache", "malloc", "free"],
+        *["malloc", "free", "empty_cache", "malloc", "free"],
+    ]
 
 
 def test_slack_belongs_to_the_block_before_it():

@@ -2,11 +2,12 @@
 
 import gzip
 import json
+import pickle
 
 import pytest
 
 from allocscope.cli.replay import main as replay
-from tests.allocator.made import SHIPPED, write_recording
+from tests.allocator.made import SHIPPED, as_pytorch_writes, write_recording
 from tests.simulator.test_history import ROUND
 
 MIB = 1 << 20
@@ -88,10 +89,10 @@ def test_a_golden_run_that_cannot_be_used_is_refused_with_the_reason(tmp_path, c
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"plain", "cannot be read as gzip"),
+        (b"plain", "is not JSON, packed by gzip or not"),
         (gzip.compress(b"{", mtime=0), "is not JSON"),
         (gzip.compress(b"[" * 100_000, mtime=0), "is not JSON"),
-        (gzip.compress(b'{"a": 1}', mtime=0)[:-9], "cannot be read as gzip"),
+        (gzip.compress(b'{"a": 1}', mtime=0)[:-9], "cut off: its gzip ends in the middle"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(tmp_path, capsys, option, data, problem):
@@ -119,7 +120,7 @@ def test_a_case_for_people(tmp_path, capsys):
     assert replay(["--requests", packed(tmp_path, {**CASE, "requests": requests})]) == 0
     printed = capsys.readouterr().out
     assert "4 requests, torch 2.14.1, settings default: OutOfMemoryError at request 3: CUDA out of memory." in printed
-    assert "reserved at most 50.0 MiB, allocated at most 50.0 MiB" in printed
+    assert "reserved at most 50.00 MiB, allocated at most 50.00 MiB" in printed
     assert "2 retries; 2 segments or page ranges got from the driver, 1 given back" in printed
 
 
@@ -134,8 +135,14 @@ def test_a_recording_under_other_settings(tmp_path, capsys):
     assert [each["reserved_peak_bytes"] for each in found["replays"]] == [60 * MIB, 60 * MIB]
     assert replay(arguments[:-1]) == 0
     text = capsys.readouterr().out
-    assert "every entry of the history is explained to the byte" in text
-    assert "default (as recorded): every request served; reserved at most 60.00 MiB" in text
+    assert text.splitlines() == [
+        "device 0, of 80.00 MiB: 3 requests, by the rules of torch 2.14.1",
+        "exact: all 7 entries of the history are explained to the byte",
+        "",
+        "settings                      reserved   stranded flushes got/returned failed at",
+        "default (as recorded)        60.00 MiB    0 bytes       1          2/1         –",
+        "expandable_segments:True     60.00 MiB    0 bytes       0          2/0         –",
+    ]
 
 
 def test_a_snapshot_needs_the_device_s_size_for_anything_to_fail(capsys):
@@ -146,6 +153,35 @@ def test_a_snapshot_needs_the_device_s_size_for_anything_to_fail(capsys):
     (recorded,) = json.loads(capsys.readouterr().out)["devices"]["0"]["replays"]
     assert recorded["failed_at"] is not None
     assert "out of memory" in recorded["message"]
+
+
+def test_the_same_settings_are_tried_once_however_they_are_written(tmp_path, capsys):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    told = ["", "expandable_segments:True", "expandable_segments: True", "roundup_power2_divisions:1", "backend:native"]
+    assert replay([str(path), "--json", *(word for conf in told for word in ("--conf", conf))]) == 0
+    found = json.loads(capsys.readouterr().out)["devices"]["0"]
+    assert [each["conf"] for each in found["replays"]] == ["", "expandable_segments:True", "roundup_power2_divisions:1"]
+
+
+def test_changes_to_the_program_and_advice_are_told_beside_the_settings(tmp_path, capsys):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    arguments = [str(path), "--change", "one_stream", "--advise"]
+    assert replay([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["devices"]["0"]
+    assert [(each["change"], each["num_alloc_retries"]) for each in found["changes"]] == [("one_stream", 1)]
+    assert found["advice"]["kind"] == "no_change"
+    assert replay(arguments) == 0
+    text = capsys.readouterr().out
+    assert "with one_stream" in text
+    assert "advice: no change" in text
+
+
+def test_a_change_that_there_is_not_is_refused(tmp_path, capsys):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    assert replay([str(path), "--change", "bigger"]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert "bigger" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -162,7 +198,7 @@ def test_a_packed_file_that_is_damaged_is_told(tmp_path, capsys):
     path = tmp_path / "x.json.gz"
     path.write_bytes(gzip.compress(b"{}")[:10] + b"\xff" * 20)
     assert replay(["--requests", str(path)]) == 2
-    assert "cannot be read as gzip (Error -3" in capsys.readouterr().err
+    assert "cannot be read (Error -3" in capsys.readouterr().err
 
 
 def test_a_snapshot_without_a_history_is_refused(tmp_path, capsys):
@@ -194,9 +230,10 @@ def test_settings_that_pytorch_would_refuse_are_not_tried(tmp_path, capsys, conf
 def test_settings_that_outlive_a_recorded_failure_are_not_said_to_save_the_job(capsys):
     run = str(SHIPPED / "islands_grow-4-5518.run.json")
     assert replay([run, "--conf", "expandable_segments:True"]) == 0
-    *_, recorded, other, note = capsys.readouterr().out.splitlines()
-    assert "OutOfMemoryError at request" in recorded
-    assert "every request served" in other
+    _, _, _, _, recorded, other, _, failure, _, _, note = capsys.readouterr().out.splitlines()
+    assert recorded.endswith("37,000")
+    assert other.endswith("–")
+    assert failure == "default (as recorded): OutOfMemoryError at request 37,000 for 1.03 GiB, after 934.9 s:"
     assert note.startswith("the recorded job ran out at request ")
     assert replay([run]) == 0
     assert "is not known" not in capsys.readouterr().out
@@ -208,14 +245,11 @@ def test_it_says_where_a_replay_is_not_what_was_recorded(tmp_path, capsys):
     assert replay([str(run)]) == 0
     assert "estimate" not in capsys.readouterr().out
     assert replay([str(SHIPPED / "neighbour-2-6562.pickle.gz")]) == 0
-    title, _, note, _ = capsys.readouterr().out.splitlines()
+    title, note, *_ = capsys.readouterr().out.splitlines()
     assert title.startswith(
-        "device 0, of 2.73 GiB for this allocator, as its last OutOfMemoryError shows: 39436 requests"
+        "device 0, of 2.73 GiB for this allocator, as its last OutOfMemoryError shows: 39,436 requests"
     )
-    assert note == (
-        "but 4.87 GiB was reserved at most then, and 2.72 GiB is here: what others held of the device changed, too; "
-        "take it for an estimate"
-    )
+    assert note.startswith("an estimate: 59,182 of 59,182 entries are explained to the byte; bytes reserved at most: ")
 
 
 @pytest.mark.parametrize(("told", "bytes_"), [("536870912", 512 * MIB), ("512MiB", 512 * MIB), ("0.5 GiB", 512 * MIB)])
@@ -229,3 +263,96 @@ def test_what_is_no_size_is_refused_with_an_example(capsys, told):
     with pytest.raises(SystemExit):
         replay(["x", f"--device-total={told}"])
     assert f"{told!r} is not a number of bytes, such as 25769803776 or 24GiB" in capsys.readouterr().err
+
+
+def changed_settings(folder, **told):
+    """A recording of ROUND's whose snapshot says other settings than its environment."""
+    path = write_recording(folder, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    packed_snapshot = folder / "made.pickle.gz"
+    snapshot = pickle.loads(gzip.decompress(packed_snapshot.read_bytes()))
+    packed_snapshot.write_bytes(gzip.compress(pickle.dumps({**snapshot, "allocator_settings": told})))
+    return path
+
+
+def test_the_settings_in_force_are_those_of_the_snapshot_whatever_the_environment_said(tmp_path, capsys):
+    path = changed_settings(tmp_path, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", expandable_segments=False)
+    assert replay([str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["devices"]["0"]
+    assert (found["replays"][0]["conf"], found["exact"], found["estimates"]) == (
+        "expandable_segments:False",
+        True,
+        False,
+    )
+    assert ["something changed it at run time" in hazard for hazard in found["replays"][0]["hazards"]] == [True]
+    assert replay([str(path), "--conf", "expandable_segments:True"]) == 0
+    assert "\nexpandable_segments:True " in capsys.readouterr().out
+
+
+def test_what_is_known_against_settings_is_told_beside_what_they_come_to(tmp_path, capsys):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    confs = [
+        "expandable_segments:True",
+        "expandable_segments:True,max_split_size_mb:64",
+        "garbage_collection_threshold:0.8",
+    ]
+    arguments = [str(path), *(word for conf in confs for word in ("--conf", conf))]
+    assert replay([*arguments, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["devices"]["0"]["replays"]
+    assert [each["hazards"] for each in told] == [
+        [],
+        [],
+        [
+            (
+                "expandable_segments with max_split_size_mb: a free block of that size or more, which is what expandable "
+                "segments grow together to, then serves no smaller request"
+            )
+        ],
+        ["garbage_collection_threshold does nothing without a memory fraction below 1"],
+    ]
+    assert replay([*arguments, "--memory-fraction", "0.9"]) == 0
+    text = capsys.readouterr().out
+    assert "expandable_segments:True,max_split_size_mb:64: expandable_segments with max_split_size_mb" in text
+    assert "does nothing without" not in text
+    assert replay([str(path), "--conf", confs[1], "--torch", "2.11.0"]) == 0
+    assert "serves no smaller request" not in capsys.readouterr().out
+
+
+def test_what_a_job_is_said_to_have_forbids_settings(tmp_path, capsys):
+    path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    for option, thing, says in (
+        ("--has", "ipc", "expandable_segments with CUDA IPC"),
+        ("--has", "pools", "expandable_segments with MemPools"),
+        ("--lacks", "nvml", "expandable_segments without libnvidia-ml.so.1"),
+        ("--lacks", "virtual-memory", "expandable_segments on a device without virtual memory"),
+    ):
+        assert replay([str(path), "--conf", "expandable_segments:True", option, thing]) == 0
+        assert f"expandable_segments:True: {says}" in capsys.readouterr().out
+    assert replay([str(path), "--conf", "expandable_segments:True", "--lacks", "ipc,pools", "--has", "nvml"]) == 0
+    assert "expandable_segments:True: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        (["--has", "ipc,nvml", "--lacks", "ipc"], "--has and --lacks both name ipc"),
+        (["--has", "mps"], "there is no 'mps'; choose from pools, ipc, virtual-memory, nvml"),
+        (["--device-total", "0"], "'0' is no device's size, such as 24GiB"),
+    ],
+)
+def test_what_cannot_be_is_not_taken(capsys, told, says):
+    with pytest.raises(SystemExit) as ended:
+        replay(["FILE", *told])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
+
+
+def test_settings_that_cannot_be_read_are_told_and_the_defaults_are_taken(tmp_path, capsys):
+    path = tmp_path / "dump.pickle"
+    history = as_pytorch_writes(ROUND)
+    told = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:lots"}
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [history], "allocator_settings": told}))
+    assert replay([str(path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["devices"]["0"]["exact"]
+    assert "its settings cannot be read (" in printed.err
+    assert "), and are taken to be the defaults" in printed.err

@@ -6,8 +6,8 @@ from itertools import groupby
 import pytest
 
 from allocscope.allocator.simulator.replay import case_of, serve, simulator_of
-from allocscope.cli.replay import case_as_json
 from allocscope.cli.replay import main as replay
+from allocscope.cli.replay_case import case_as_json
 from tests.simulator.recorded import files, read_case
 
 CASES = [pytest.param(path, id=path.name.removesuffix(".json.gz")) for path in files("truth")]

@@ -114,6 +114,52 @@ def test_a_failure_is_told_with_the_bill_of_its_moment(shown):
     }
 
 
+def captured(wanted: object, free: object = 3 * MIB, **more: object) -> bytes:
+    """A capture at an OutOfMemoryError of a program that records no history; 16 MiB in two holes are free."""
+    held = segment(A, [block(8 * MIB), live(4 * MIB), block(8 * MIB)])
+    told = {"device": 0, "requested_bytes": wanted, "device_free_bytes": free}
+    ours = {"reason": "oom", "time_us": 1_700_000_000_000_000, "oom": told | more}
+    return pickled(snapshot(segments=[held], device_traces=[], allocscope=ours))
+
+
+def test_a_capture_at_a_failure_tells_of_it_without_a_history(shown):
+    status, out, err = shown(captured(18 * MIB))
+    assert (status, err) == (0, "")
+    assert (
+        "OutOfMemoryError at 2023-11-14 22:13:20 UTC: a segment of 18.00 MiB wanted of the device: fragmentation\n"
+        "  16.00 MiB was free inside the allocator and 3.00 MiB on the device: together 19.00 MiB, enough for 18.00 MiB\n"
+        "\n"
+        "where the bytes are\n"
+    ) in out
+    assert "with 3.00 MiB free on the device" in out
+    (oom,) = json.loads(shown(captured(18 * MIB), "--json")[1])["devices"]["0"]["oom"]
+    assert (oom["entry"], oom["requested_bytes"], oom["segment_bytes"]) == (None, None, 18 * MIB)
+    assert (oom["device_free_bytes"], oom["verdict"], oom["bill"]["stranded"]) == (3 * MIB, "fragmentation", 16 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "free", "verdict"),
+    [
+        (18 * MIB, 20 * MIB, "limit"),
+        (40 * MIB, 3 * MIB, "capacity"),
+        (20 * MIB, 3 * MIB, "unknown"),  # a request of 5 MiB wants such a segment, and so does one of 20 MiB
+        (40 * MIB, None, "unknown"),
+    ],
+)
+def test_a_failure_of_which_only_the_segment_is_known_is_judged_by_that(shown, wanted, free, verdict):
+    (oom,) = json.loads(shown(captured(wanted, free), "--json")[1])["devices"]["0"]["oom"]
+    assert oom["verdict"] == verdict
+
+
+@pytest.mark.parametrize("wanted", [None, "much", -1, True, 1.5])
+def test_what_a_capture_says_amiss_of_a_failure_is_no_failure(shown, wanted):
+    assert json.loads(shown(captured(wanted), "--json")[1])["devices"]["0"]["oom"] == []
+
+
+def test_a_failure_of_another_device_is_not_this_ones(shown):
+    assert json.loads(shown(captured(18 * MIB, device=1), "--json")[1])["devices"]["0"]["oom"] == []
+
+
 TEXT_OF_FAILED = """\
 device 0  0 bytes reserved in 0 segments, 0 blocks, 0 bytes live
 

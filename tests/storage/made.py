@@ -17,6 +17,7 @@ from allocscope.model import (
     Event,
     EventKind,
     Line,
+    Owner,
     Pool,
     PrivatePool,
     Process,
@@ -122,7 +123,10 @@ def reading(time_us: int = 90, free: int = 40, uuid: str = UUID, **more) -> Devi
     given = {
         "from_nvml": True,
         "free_bytes": free,
-        "processes": (DeviceProcess(17, "p1", "python", 60), DeviceProcess(18)),
+        "processes": (
+            DeviceProcess(17, "p1", "python", 60, Owner("ann", slurm_job="8812", slurm_step="0")),
+            DeviceProcess(18),
+        ),
         "bill": DeviceBill(100, lines),
         **more,
     }

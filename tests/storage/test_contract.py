@@ -446,6 +446,7 @@ class TestJudged:
             {"rank": "0"},
             "sum",
             "desc",
+            "advice",
         )
         resolved = replace(firing, state="resolved", updated_us=30, resolved_us=25)
         silent = AlertRecord("a2", "AllocscopeNodeSilent", "warning", "pending", 11, 11)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -31,6 +32,7 @@ from allocscope.storage.repository import (
 )
 from allocscope.storage.sql import SqlRepository, open_repository
 from tests.storage.made import MAP, OOM, batch, chunk, full_chunk, reading, ref
+from tests.storage.test_captures import arrival, bring, content, id_of
 
 
 @pytest.fixture
@@ -201,7 +203,7 @@ class TestMigrations:
     NEXT = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0004", "0003"
 def upgrade():
     op.add_column("jobs", sa.Column("team", sa.Text()))
     op.create_table("teams", sa.Column("team", sa.Text()))
@@ -209,15 +211,15 @@ def upgrade():
 
     @pytest.fixture
     def with_next(self, tmp_path, monkeypatch):
-        """A later Allocscope, whose revision 0002 is this text."""
+        """A later Allocscope, whose revision 0004 is this text."""
 
         def write(text):
             folder = tmp_path / "migrations"
             shutil.copytree(migrate.MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-            (folder / "versions" / "r0002_next.py").write_text(text)
+            (folder / "versions" / "r0004_next.py").write_text(text)
             monkeypatch.setattr(migrate, "MIGRATIONS", folder)
-            monkeypatch.setattr(sqlite, "HEAD", "0002")
-            monkeypatch.setattr(sqlite, "REVISIONS", ("0001", "0002"))
+            monkeypatch.setattr(sqlite, "HEAD", "0004")
+            monkeypatch.setattr(sqlite, "REVISIONS", (*schema.REVISIONS, "0004"))
 
         return write
 
@@ -237,15 +239,16 @@ def upgrade():
             open_at(path)
         assert definitions(path) == before
         with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0001",)]
+            assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0003",)]
             assert connection.execute("SELECT count(*) FROM samples").fetchall() == [(2,)]
 
 
 def definitions(path) -> list[str]:
-    """What was created, word for word, but for blanks, and Alembic's own table."""
+    """What was created, word for word, but for blanks, the quotes that SQLite puts to a table's new name, and Alembic's own table."""
     with closing(sqlite3.connect(path)) as connection:
         query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name NOT LIKE 'alembic%' AND name NOT LIKE 'sqlite_%'"
-        return [" ".join(sql.split()) for (sql,) in connection.execute(query)]
+        created = [" ".join(sql.split()) for (sql,) in connection.execute(query)]
+        return [re.sub(r'^CREATE TABLE "(\w+)"', r"CREATE TABLE \1", sql) for sql in created]
 
 
 def test_people_can_read_the_tables(path):
@@ -371,3 +374,109 @@ for k in count(1):
                 kept = repository.samples(ref(process_id), limit=10**6)
                 assert [n for c in kept for n in c.sequence] == list(range(1, 500 * stored + 1))
             repository.close()
+
+
+def number_in(path, query: str) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute(query).fetchone()[0])
+
+
+def pieces_in(path) -> int:
+    assert number_in(path, "SELECT count(*) FROM capture_uploads") == 0
+    return number_in(path, "SELECT count(*) FROM capture_pieces")
+
+
+def add_many(repository, upload: int, count: int) -> None:
+    for number in range(count):
+        repository.captures.add(upload, number, b"x" * 20_000, received_us=1)
+
+
+class TestCaptures:
+    def test_what_is_dropped_or_discarded_gives_its_room_back(self, path):
+        """The file does not grow for ever: what goes makes room for what comes."""
+        repository = open_at(path)
+        many = [b"x" * 20_000] * 30
+        for number in range(1, 4):
+            bring(repository, number, *many, limit_bytes=700_000)
+        assert pieces_in(path) == 30
+        pages = number_in(path, "PRAGMA page_count")
+        for number in range(4, 8):
+            bring(repository, number, *many, limit_bytes=700_000)
+        bring(repository, 7, *many)  # it is there
+        assert repository.captures.prune(before_us=10**9, limit_bytes=0, abandoned_before_us=0).for_age == 1
+        assert pieces_in(path) == 0
+        assert number_in(path, "PRAGMA page_count") <= 1.1 * pages
+
+    UPLOADER = """
+import sys
+from itertools import count
+from allocscope.storage.sql import open_repository
+from tests.storage.test_captures import arrival, id_of
+captures = open_repository(sys.argv[1]).captures
+for k in count(int(sys.argv[2])):
+    upload = captures.begin(id_of(k), received_us=k)
+    for n in range(20):
+        captures.add(upload, n, b"%d" % k * 10_000, received_us=k)
+    captures.keep(arrival(k, upload=upload, piece_count=20, stored_bytes=20 * len(b"%d" % k * 10_000)), limit_bytes=2**40)
+    print(k, flush=True)
+"""
+
+    def test_kill_9_in_the_middle_of_an_upload_leaves_whole_captures_and_nothing_for_long(self, path):
+        kept = 0
+        for _ in range(2):
+            command = [sys.executable, "-c", self.UPLOADER, f"sqlite:///{path}", str(kept + 1)]
+            uploader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            assert uploader.stdout
+            with uploader:
+                for _ in range(5):
+                    kept = int(uploader.stdout.readline())
+                uploader.kill()  # in the middle of the next one
+                kept = max(kept, *map(int, uploader.stdout.read().split()), 0)
+            repository = open_at(path)
+            found = repository.captures.totals().captures
+            assert found >= kept
+            for number in range(1, found + 1):
+                assert content(repository, number) == [b"%d" % number * 10_000] * 20
+            repository.captures.prune(before_us=0, limit_bytes=2**40, abandoned_before_us=10**9)
+            assert pieces_in(path) == 20 * found
+            kept = found
+            repository.close()
+
+    def test_a_full_disk_costs_an_upload_nothing_but_another_try(self, path):
+        engine = sqlite.open_engine(make_url(f"sqlite:///{path}"), busy_timeout_s=1)
+        repository = SqlRepository(engine)
+        engine.dispose()
+        limit = ["PRAGMA max_page_count = 200"]
+
+        @event.listens_for(engine, "checkout")
+        def _limit(connection, *_):
+            connection.execute(limit[0])
+
+        upload = repository.captures.begin(id_of(1), received_us=1)
+        with pytest.raises(StorageFull, match="no room left"):
+            add_many(repository, upload, 100)
+        repository.captures.discard(upload)
+        assert pieces_in(path) == 0
+        assert repository.captures.find(id_of(1)) is None
+        assert repository.store([batch(1, chunk(1))]).samples == 1, "what else comes finds room"
+        limit[0] = "PRAGMA max_page_count = 1000000"
+        assert bring(repository, 1, *[b"x" * 20_000] * 100).is_new
+
+    def test_whoever_writes_beside_an_upload_waits_for_a_piece_at_most(self, path):
+        repository, other = open_at(path), open_at(path, busy_timeout_s=0.5)
+        upload = repository.captures.begin(id_of(1), received_us=1)
+        for number in range(20):
+            repository.captures.add(upload, number, bytes(1 << 20), received_us=1)
+            assert other.store([batch(number + 1, chunk(number + 1))]).samples == 1
+        came = arrival(1, upload=upload, piece_count=20, stored_bytes=20 << 20)
+        assert repository.captures.keep(came, limit_bytes=2**40).is_new
+
+    def test_a_database_from_before_captures_is_upgraded_with_all_it_holds(self, path):
+        engine = create_engine(f"sqlite:///{path}")
+        with engine.begin() as connection:
+            migrate.upgrade(connection, "0001")
+        engine.dispose()
+        run_sql(path, "INSERT INTO jobs (job, first_received_us) VALUES ('train', 1)")
+        repository = open_at(path)
+        assert repository.counts().jobs == 1
+        assert bring(repository, 1).is_new

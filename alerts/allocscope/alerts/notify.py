@@ -8,12 +8,14 @@ which decides and does no I/O: what is told to whom is there to be tested with a
     notifier.publish(changes)            # of every `advance`; returns at once
     notifier.close(timeout_s=3)
 
-Whoever restarts publishes the alerts that fire anew; nothing is kept on disk here.
+Whoever restarts publishes the alerts that fire anew, and those that resolved so lately that it may not have been told; nothing is
+kept on disk here.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
@@ -111,12 +113,22 @@ class Outbox:
     """What is to be told, the latest state of each alert, oldest first. Told the time; no I/O; not thread-safe."""
 
     def __init__(
-        self, *, refresh_s: float | None = None, capacity: int = CAPACITY, give_up_after_s: float = GIVE_UP_AFTER_S
+        self,
+        *,
+        refresh_s: float | None = None,
+        lingers: bool = False,
+        capacity: int = CAPACITY,
+        give_up_after_s: float = GIVE_UP_AFTER_S,
     ) -> None:
-        self._refresh_s, self._capacity, self._give_up_after_s = refresh_s, capacity, give_up_after_s
+        self._refresh_s, self._lingers = refresh_s, lingers
+        self._capacity, self._give_up_after_s = capacity, give_up_after_s
         self._standing: dict[Key, _Standing] = {}
         self._by_trouble: dict[tuple[str, Subject], dict[Key, _Standing]] = {}
         self._waiting: dict[Key, Notice] = {}
+        self._before: dict[Key, _Standing] = {}
+        """Of those whose resolution waits and was not tried yet: as they stood, and as they are still known to whoever was told."""
+        self._lingering: dict[Key, tuple[float, Notice]] = {}
+        """Of those that stand, which have resolved, and until when they are told of as firing all the same."""
         self._refreshed_s = 0.0
 
     def __len__(self) -> int:
@@ -134,28 +146,52 @@ class Outbox:
     def _put_firing(self, notice: Notice) -> None:
         known = self._standing.get(notice.key)
         if known is not None:  # the same state: only its words are newer
+            is_news = known.notice.alert.condition.advice is None and notice.alert.condition.advice is not None
             known.notice = replace(known.notice, alert=notice.alert)
-            if notice.key in self._waiting:
+            self._lingering.pop(notice.key, None)
+            if notice.key in self._waiting or (is_news and not known.muted):
                 self._waiting[notice.key] = known.notice
             return
         if not self._standing:
             self._refreshed_s = notice.put_s
         untold = self._waiting.pop(notice.key, None)  # the resolution of its last time
-        standing = self._standing[notice.key] = _Standing(notice, tried=untold is not None)
-        self._by_trouble.setdefault(notice.trouble, {})[notice.key] = standing
+        before = self._before.pop(notice.key, None)
+        if before is not None and before.told:
+            self._stand(before)
+            self._put_firing(notice)
+            return
+        self._stand(_Standing(notice, tried=untold is not None))
         self._waiting[notice.key] = notice
         self._mute(notice.trouble)
 
+    def _stand(self, standing: _Standing) -> None:
+        notice = standing.notice
+        self._standing[notice.key] = standing
+        self._by_trouble.setdefault(notice.trouble, {})[notice.key] = standing
+
     def _put_resolved(self, notice: Notice) -> None:
+        known = self._standing.get(notice.key)
+        left_s = _left_s(known.notice if known else None, notice) if self._lingers else 0.0
+        if left_s > 0 and known is None:
+            return  # of before a restart: it ends there by itself, late enough that somebody hears of it
+        if left_s > 0:
+            self._lingering[notice.key] = notice.put_s + left_s, notice
+        else:
+            self._end(notice)
+
+    def _end(self, notice: Notice) -> None:
         known = self._forget(notice.key)
         self._waiting.pop(notice.key, None)
         if known is None or known.tried or not known.muted:
             at_us = known.notice.at_us if known else notice.at_us
             self._waiting[notice.key] = replace(notice, at_us=at_us, resolved_us=max(notice.at_us, at_us))
+            if known is not None:
+                self._before[notice.key] = known
         self._mute(notice.trouble)
 
     def _forget(self, key: Key) -> _Standing | None:
         known = self._standing.pop(key, None)
+        self._lingering.pop(key, None)
         if known is not None:
             same = self._by_trouble[known.notice.trouble]
             del same[key]
@@ -182,15 +218,23 @@ class Outbox:
             self._waiting.pop(key, None)
         for key in _oldest(self._waiting, len(self._waiting) - self._capacity):
             del self._waiting[key]
+            self._before.pop(key, None)
         return waiting - len(self._waiting)
 
     def take(self, at_most: int) -> tuple[Notice, ...]:
         """The oldest that wait, to be tried now and then settled by `delivered` or `failed`."""
         keys = _oldest(self._waiting, at_most)
         for key in keys:
+            self._before.pop(key, None)
             if key in self._standing:
                 self._standing[key].tried = True
         return tuple(self._waiting.pop(key) for key in keys)
+
+    def end_lingering(self, now_s: float) -> None:
+        """What has lingered for its time is over."""
+        for until_s, notice in list(self._lingering.values()):
+            if until_s <= now_s:
+                self._end(replace(notice, put_s=until_s))
 
     def refresh(self, now_s: float) -> None:
         """Where the channel wants it, what fires waits to be told anew once its time has come."""
@@ -205,16 +249,17 @@ class Outbox:
         """How long until there is something to take; None: until something is put."""
         if self._waiting:
             return 0.0
-        if self._refresh_s is None or not self._standing:
-            return None
-        return max(self._refreshed_s + self._refresh_s - now_s, 0.0)
+        due_s = [until_s for until_s, _ in self._lingering.values()]
+        if self._refresh_s is not None and self._standing:
+            due_s.append(self._refreshed_s + self._refresh_s)
+        return max(min(due_s) - now_s, 0.0) if due_s else None
 
     def delivered(self, notices: Iterable[Notice]) -> None:
         """They were told."""
         for notice in notices:
-            standing = self._standing.get(notice.key)
-            if standing is not None and notice.firing and standing.notice.at_us == notice.at_us:
-                standing.told, standing.muted = True, False
+            for standing in filter(None, (self._standing.get(notice.key), self._before.get(notice.key))):
+                if notice.firing and standing.notice.at_us == notice.at_us:
+                    standing.told, standing.muted = True, False
 
     def failed(self, notices: Iterable[Notice], now_s: float) -> int:
         """They are to be tried again, behind the others, unless there is newer to say or it is too late; how many are given up."""
@@ -236,8 +281,15 @@ class Outbox:
     def clear(self) -> int:
         """Nothing waits any more, nothing stands; how many waited."""
         waiting = len(self._waiting)
-        self._waiting, self._standing, self._by_trouble = {}, {}, {}
+        self._waiting, self._standing, self._by_trouble, self._lingering, self._before = {}, {}, {}, {}, {}
         return waiting
+
+
+def _left_s(begun: Notice | None, resolved: Notice) -> float:
+    """Of an alert's keep-firing time, where it resolved before it had fired for so long: its job has ended."""
+    alert = resolved.alert
+    fired_for_us = resolved.at_us - begun.at_us if begun else (alert.resolved_us or 0) - (alert.fired_us or 0)
+    return alert.condition.rule.keep_firing_for_s - max(fired_for_us, 0) / 1e6
 
 
 def _oldest(by_key: Iterable[Key], count: int) -> list[Key]:
@@ -260,6 +312,12 @@ class Channel(Protocol):
     @property
     def refresh_s(self) -> float | None:
         """How often what fires must be told anew; None: once is enough."""
+        ...
+
+    @property
+    def lingers(self) -> bool:
+        """Whether an alert whose job ended at once is to fire there for its keep-firing time, lest nobody hears of it."""
+        ...
 
     def send(self, notices: Sequence[Notice]) -> None:
         """Deliver them, or raise DeliveryError. May take its time, within a limit."""
@@ -310,7 +368,9 @@ class Notifier:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._channel, self._observer = channel, observer or Unobserved()
-        self._outbox = Outbox(refresh_s=channel.refresh_s, capacity=capacity, give_up_after_s=give_up_after_s)
+        self._outbox = Outbox(
+            refresh_s=channel.refresh_s, lingers=channel.lingers, capacity=capacity, give_up_after_s=give_up_after_s
+        )
         self._first_wait_s, self._longest_wait_s = first_wait_s, longest_wait_s
         self._wall_clock, self._draw = wall_clock, draw
         self._changed = threading.Condition()
@@ -330,7 +390,10 @@ class Notifier:
             return len(self._outbox)
 
     def publish(self, alerts: Iterable[Alert]) -> None:
-        """Alerts that began to fire or resolved; one that still fires may be published again, for its newer words."""
+        """Alerts that began to fire or resolved; one that still fires may be published again, for its newer words.
+
+        The first time that these have advice they are told at once, and otherwise when it is told of for another reason.
+        """
         wall_us, now_s = round(self._wall_clock() * 1e6), time.monotonic()
         with self._changed:
             dropped = sum(self._outbox.put(alert, wall_us=wall_us, now_s=now_s) for alert in alerts)
@@ -363,12 +426,14 @@ class Notifier:
         with self._changed:
             while not self._closing:
                 now_s = time.monotonic()
+                self._outbox.end_lingering(now_s)
                 self._outbox.refresh(now_s)
                 due_in_s = self._outbox.due_in_s(now_s)
                 wait_s = None if due_in_s is None else max(due_in_s, self._not_before_s - now_s)
                 if wait_s == 0.0 and len(self._outbox):
                     return self._outbox.take(self._channel.batch)
                 self._changed.wait(wait_s)
+            self._outbox.end_lingering(math.inf)
             return self._outbox.take(self._channel.batch)
 
     def _deliver(self, notices: tuple[Notice, ...]) -> None:

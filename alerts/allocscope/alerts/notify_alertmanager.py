@@ -1,7 +1,9 @@
 """Telling an Alertmanager (API v2): it groups, routes, silences and tells people.
 
 What fires is sent anew each minute and expires a few minutes later, so that it ends in Alertmanager also where we die; what
-resolved is sent with its end. Alertmanager knows an alert by its labels, so that sending again changes nothing.
+resolved is sent with its end. Alertmanager knows an alert by its labels, so that sending again changes nothing, and a job's
+alert has its job's labels only: where to look first is an annotation. The rules shipped for Prometheus make the same labels,
+so that an Alertmanager that both tell has one alert of them.
 Several Alertmanagers of one cluster are each told, by a notifier each, as Prometheus does it.
 """
 
@@ -27,6 +29,9 @@ class Alertmanager:
     """A channel: one Alertmanager, at its base address."""
 
     batch = BATCH
+    lingers = True
+    """Of what is over before its group is first told of (group_wait, half a minute as a rule) Alertmanager tells nobody. An end
+    that lies ahead would not do: of two such ends Alertmanager keeps the later, that of the last refresh."""
 
     def __init__(
         self,
@@ -58,26 +63,19 @@ class Alertmanager:
             "labels": condition.labels,
             "annotations": {
                 "summary": condition.summary,
-                "description": condition.description,
+                "description": condition.description_with_advice,
+                **({"advice": condition.advice} if condition.advice else {}),
                 "runbook_url": condition.rule.runbook_url_at(self._runbook_address),
+                **condition.place,
             },
             "startsAt": _rfc3339(notice.at_us),
-            "endsAt": _rfc3339(expires_us if notice.resolved_us is None else _ends_us(notice, notice.resolved_us)),
+            "endsAt": _rfc3339(expires_us if notice.resolved_us is None else notice.resolved_us),
             **({"generatorURL": self._page_address} if self._page_address else {}),
         }
 
     def close(self) -> None:
         """Let go of connections."""
         self._poster.close()
-
-
-def _ends_us(notice: Notice, resolved_us: int) -> int:
-    """When it ends there: not before its keep-firing time is over, though its job ended.
-
-    Of what is over before its group is first told of (group_wait, half a minute as a rule) Alertmanager tells nobody, and
-    an OOM ends its own job within the second.
-    """
-    return max(resolved_us, notice.at_us + round(notice.alert.condition.rule.keep_firing_for_s * 1e6))
 
 
 def _rfc3339(time_us: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
@@ -12,7 +14,7 @@ import httpx
 from allocscope.alerts.notify import DeliveryError, NotifyError
 
 TIMEOUT_S = 10.0
-"""To connect, to send, and between two pieces of an answer."""
+"""To connect, to send, and until an answer begins; for the rest of it as long again."""
 LONGEST_ANSWER_BYTES = 1 << 16
 """Of an answer no more is read; all that can be wanted of it is why something was refused."""
 
@@ -70,13 +72,14 @@ class Poster:
 
     def __init__(self, url: httpx.URL, *, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
+        self._timeout_s = timeout_s
         self._client = httpx.Client(timeout=timeout_s, follow_redirects=False)
 
     def post(self, content: object, headers: Mapping[str, str] | None = None) -> None:
         """Raises DeliveryError."""
         try:
             with self._client.stream("POST", self.url, json=content, headers=headers) as response:
-                answer = _read(response)
+                answer = _read(response, self._timeout_s)
         except httpx.TimeoutException as error:
             raise DeliveryError("timeout", f"no answer in time ({type(error).__name__})", again=True) from error
         except httpx.ProtocolError as error:
@@ -90,12 +93,14 @@ class Poster:
         self._client.close()
 
 
-def _read(response: httpx.Response) -> str:
-    answer = b""
-    for piece in response.iter_raw():
-        answer += piece
-        if len(answer) > LONGEST_ANSWER_BYTES:
-            break
+def _read(response: httpx.Response, within_s: float) -> str:
+    """As far as it came in time: the status, which decides, is there."""
+    answer, until_s = b"", time.monotonic() + within_s
+    with suppress(httpx.RequestError):
+        for piece in response.iter_raw():
+            answer += piece
+            if len(answer) > LONGEST_ANSWER_BYTES or time.monotonic() > until_s:
+                break
     return answer.decode(errors="replace")
 
 

@@ -1,6 +1,8 @@
 """The alerts by name: what each says, how grave it is, how long it must hold, and when it holds.
 
-Pure: figures in, conditions out. That a condition has held long enough is the states' business (`allocscope.alerts.states`).
+Pure: figures in, conditions out. That a condition has held long enough is the states' business (`allocscope.alerts.states`);
+that the ranks of a job are one alert, `allocscope.alerts.gather`'s. The rules shipped for Prometheus are made from this table
+too (`allocscope.alerts.prometheus`), so that names, severities, times and words are the same whoever judges.
 
 A forecast gives one trouble under one of five names, by its cause, at up to three severities: `critical` implies `warning`
 implies `info`, each an alert of its own with its own beginning and end. Whoever delivers leaves out the lower ones while a
@@ -9,13 +11,14 @@ higher one of the same trouble fires (`allocscope.alerts.states.inhibited`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from allocscope.model import Cause, Event, Forecast, Sample, State
 
 RUNBOOK = "docs/runbook"
-"""Where the runbook lies in the repository; a URL to put before it is the notifiers' setting."""
+"""Where the runbook lies in the repository; a URL to put before it is a setting of whoever tells."""
 
 THRASHING_ROUNDS = 5
 """So many moments with a flush-and-retry round …"""
@@ -23,6 +26,12 @@ THRASHING_WINDOW_S = 300.0
 """… in so long are thrashing: one round now and then is how the allocator makes room, and costs little."""
 NODE_SILENT_AFTER_S = 60.0
 """A daemon sends at least each second; a minute outlasts a restart of it."""
+NODE_FORGOTTEN_AFTER_S = 24 * 3600.0
+"""A node that is silent for so long was taken away."""
+THE_COLLECTOR = "the collector"
+"""Who lost data, where it was no node."""
+LONGEST_REASON = 160
+"""Characters of a reason that somebody else wrote: a summary is one line of a page."""
 
 
 class Severity(Enum):
@@ -38,12 +47,22 @@ class Severity(Enum):
         return list(Severity).index(self)
 
 
+class Incident(Enum):
+    """What has come about. Alerts of one incident of one job are one page (deploy/alertmanager groups by both)."""
+
+    MEMORY = "memory"
+    """A job runs out of memory, or has."""
+    UNWATCHED = "unwatched"
+    """We do not see, or lose what we saw."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One alert's name at one severity. Templates are filled by `str.format` with words (`_condition`)."""
 
     name: str
     severity: Severity
+    incident: Incident
     hold_for_s: float
     """So long it must hold before it fires."""
     keep_firing_for_s: float
@@ -53,6 +72,13 @@ class Rule:
     cause: Cause | None = None
     family: str = ""
     """Rules of one family are names of one and the same trouble. "": a family of its own."""
+    outlives_its_job: bool = False
+    """It tells of what has happened: it stands for its keep-firing time though its job has ended meanwhile."""
+
+    def labels(self) -> dict[str, str]:
+        """Those that all its alerts have."""
+        cause = {"cause": self.cause.value} if self.cause else {}
+        return {"severity": self.severity.value, **cause, "incident": self.incident.value}
 
     @property
     def runbook_url(self) -> str:
@@ -66,7 +92,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What an alert is about: an allocator, or a node."""
+    """What an alert is about: an allocator, a job, or a node."""
 
     node: str | None = None
     job: str | None = None
@@ -99,6 +125,12 @@ class Condition:
     subject: Subject
     summary: str
     description: str
+    first: Subject | None = None
+    """Of a job: the rank that goes first, which the words are about."""
+    ranks: int = 1
+    """Of a job: how many of its allocators it is about."""
+    advice: str | None = None
+    """What would help, from a replay of its own requests; None: nothing is known of that."""
 
     @property
     def trouble(self) -> tuple[str, Severity, Subject]:
@@ -108,15 +140,21 @@ class Condition:
     @property
     def labels(self) -> dict[str, str]:
         """The alert's identity for the world outside."""
-        cause = {"cause": self.rule.cause.value} if self.rule.cause else {}
-        return {
-            "alertname": self.rule.name,
-            "severity": self.rule.severity.value,
-            **cause,
-            **self.subject.labels(),
-        }
+        return {"alertname": self.rule.name, **self.rule.labels(), **self.subject.labels()}
+
+    @property
+    def description_with_advice(self) -> str:
+        """For receivers who show people the description only."""
+        return self.description if self.advice is None else f"{self.description} {ADVICE.format(advice=self.advice)}"
+
+    @property
+    def place(self) -> dict[str, str]:
+        """Where to look first, which may change while the alert stands: node, rank, gpu, uuid as far as they are known."""
+        return self.first.labels() if self.first else {}
 
 
+ADVICE = "A replay of its own requests says: {advice}"
+"""Said behind a description."""
 FORECAST = "forecast"
 """The family of what is foreseen."""
 
@@ -158,7 +196,8 @@ _DESCRIPTIONS = {
     ),
     Cause.NEIGHBOUR: (
         "Memory of this device that the job could have had goes to another process. Headroom {headroom}, largest request"
-        " {request}, time left {left}. `allocscope bill {job}` names the process; move one of the two."
+        " {request}, time left {left}. `allocscope bill {job}` shows how much, and whose it is where that has a probe;"
+        " `nvidia-smi` on the node names the others. Move one of the two."
     ),
 }
 
@@ -172,6 +211,9 @@ _HOLDS = {Severity.INFO: (60.0, 300.0), Severity.WARNING: (30.0, 120.0), Severit
 """Hold and keep-firing times. The forecast has a hysteresis of its own; these keep one odd moment from waking somebody, and
 cost a critical alert no more than ten seconds of its lead."""
 
+OTHERS = "; {others} more of the job's ranks with it"
+"""Said behind a job's summary, which is about the rank that goes first."""
+
 RENAME_AFTER_S = 60.0
 """An alert that fires keeps its name until another cause has held for so long."""
 
@@ -179,6 +221,7 @@ FORECAST_RULES: dict[tuple[Cause, Severity], Rule] = {
     (cause, severity): Rule(
         NAMES[cause],
         severity,
+        Incident.MEMORY,
         hold_for_s=_HOLDS[severity][0],
         keep_firing_for_s=_HOLDS[severity][1],
         summary=_SUMMARIES[cause].replace("{outlook}", _OUTLOOKS[severity]),
@@ -193,6 +236,7 @@ FORECAST_RULES: dict[tuple[Cause, Severity], Rule] = {
 THRASHING = Rule(
     "AllocscopeAllocatorThrashing",
     Severity.WARNING,
+    Incident.MEMORY,
     hold_for_s=0.0,
     keep_firing_for_s=300.0,
     summary="{who} flushes its allocator's cache again and again: {rounds} times in the last {window}",
@@ -206,18 +250,21 @@ OOM = Rule(
     "AllocscopeOOM",
     # What happened is not foreseen any more: critical is kept for what can still be prevented.
     Severity.WARNING,
+    Incident.MEMORY,
     hold_for_s=0.0,
     keep_firing_for_s=600.0,
-    summary="{who} ran out of memory: {request} were asked for, {free} of the device were free",
+    summary="{who} ran out of memory{figures}",
     description=(
-        "A torch.OutOfMemoryError was raised; the job may have caught it. {message} `allocscope oom` explains"
+        "A torch.OutOfMemoryError was raised; the job may have caught it. {message}`allocscope oom` explains"
         " the message in the job's log."
     ),
+    outlives_its_job=True,
 )
 
 NODE_SILENT = Rule(
     "AllocscopeNodeSilent",
     Severity.WARNING,
+    Incident.UNWATCHED,
     hold_for_s=0.0,  # the silence itself is what has held
     keep_firing_for_s=0.0,
     summary="nothing was heard of node {node} for {silent}",
@@ -230,6 +277,7 @@ NODE_SILENT = Rule(
 DROPPING_DATA = Rule(
     "AllocscopeDroppingData",
     Severity.WARNING,
+    Incident.UNWATCHED,
     hold_for_s=0.0,
     keep_firing_for_s=300.0,
     summary="data is lost on the way from {who}: {dropped} {what} dropped ({why})",
@@ -294,12 +342,11 @@ class RetryRounds:
 
 def oom_alert(event: Event, subject: Subject) -> Condition:
     """An OOM that happened; holds at that moment only."""
-    words = {
-        "request": _size(event.requested_bytes),
-        "free": _size(event.device_free_bytes),
-        "message": (event.message or "").strip().partition("\n")[0][:300],
-    }
-    return _condition(OOM, subject, words)
+    figures = (
+        f": {_size(event.requested_bytes)} were asked for, {_size(event.device_free_bytes)} of the device were free"
+    )
+    message = _line(event.message or "", 300)
+    return _condition(OOM, subject, {"figures": figures, "message": f"{message} " if message else ""})
 
 
 def node_alerts(node: str, silent_for_s: float, silent_after_s: float = NODE_SILENT_AFTER_S) -> tuple[Condition, ...]:
@@ -310,19 +357,26 @@ def node_alerts(node: str, silent_for_s: float, silent_after_s: float = NODE_SIL
 
 
 def dropping_alert(subject: Subject, dropped_count: int | None, what: str, why: str) -> Condition:
-    """Data was lost on the way; holds at that moment only. `what` and `why` are words for people."""
+    """Data was lost on the way from a node; holds at that moment only.
+
+    `subject` is who of the node lost it, or nobody: then the collector did. `what` and `why` are words for people, or somebody's
+    message.
+    """
     dropped = "an unknown number of" if dropped_count is None else str(dropped_count)
-    return _condition(DROPPING_DATA, subject, {"dropped": dropped, "what": what, "why": why})
+    who = str(subject) if subject.node else THE_COLLECTOR
+    words = {"who": who, "dropped": dropped, "what": what, "why": _line(why, LONGEST_REASON)}
+    return replace(_condition(DROPPING_DATA, subject, words), subject=Subject(node=subject.node), first=subject)
 
 
-def _condition(rule: Rule, subject: Subject, words: dict[str, str]) -> Condition:
-    known = {
-        **words,
-        "who": str(subject),
-        "node": subject.node or "unknown",
-        "job": subject.job or "JOB",
-    }
+def _condition(rule: Rule, subject: Subject, words: Mapping[str, str]) -> Condition:
+    known = {"who": str(subject), "node": subject.node or "unknown", "job": subject.job or "JOB", **words}
     return Condition(rule, subject, rule.summary.format_map(known), rule.description.format_map(known))
+
+
+def _line(text: str, longest: int) -> str:
+    """The first line of what somebody else wrote, no longer than that."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
 def _size(size_bytes: int | None) -> str:

@@ -99,6 +99,14 @@ class Alert:
         """When it resolved; None: it has not yet."""
         return self.progress.since_us if self.state is AlertState.RESOLVED else None
 
+    def of(self, subject: Subject) -> Alert:
+        """The same of somebody of whom more is known by now."""
+        return replace(self, condition=replace(self.condition, subject=subject))
+
+    def advised(self, advice: str) -> Alert:
+        """The same, with what would help."""
+        return replace(self, condition=replace(self.condition, advice=advice))
+
     @property
     def labels(self) -> dict[str, str]:
         """Its identity for the world outside."""

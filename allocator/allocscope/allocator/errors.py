@@ -69,7 +69,7 @@ class SettingsError(AllocatorError):
 
     def __init__(self, conf: str, problem: str) -> None:
         super().__init__(f"allocator settings {conf!r}: {problem}")
-        self.conf = conf
+        self.conf, self.problem = conf, problem
 
 
 class TraceError(AllocatorError):

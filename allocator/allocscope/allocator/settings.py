@@ -49,6 +49,17 @@ KEYS = frozenset(
 )
 """All that PyTorch 2.0 to 2.14 takes (ALLOCATOR.md 9)."""
 
+_TAKES = {
+    **dict.fromkeys(
+        ("max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb"), "a whole number of MiB"
+    ),
+    **dict.fromkeys(
+        ("garbage_collection_threshold", "per_process_memory_fraction"), "a share from 0 to 1, such as 0.8"
+    ),
+    **dict.fromkeys(("expandable_segments", "throw_on_cudamalloc_oom"), "True or False, written so"),
+    "roundup_power2_divisions": "a power of two, such as 8, or [SIZE:N,...,>:N] of such, with sizes in MiB",
+}
+"""Of the keys that decide sizes, what their values are."""
 _ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
 
 
@@ -131,11 +142,11 @@ def parse_settings(conf: str) -> AllocatorSettings:
     Strings of PyTorch 2.0 to 2.14; sizes become bytes. SettingsError: it is not in their form, or a value cannot be its key's.
     """
     settings = AllocatorSettings()
-    for key, value in _entries(conf):
+    for key, value in entries_of(conf):
         try:
             settings = _with(settings, key, value)
         except (ValueError, IndexError) as error:
-            raise SettingsError(conf, f"{key} cannot be {value!r}") from error
+            raise SettingsError(conf, f"{key} cannot be {value!r}: it is {_TAKES[key]}") from error
     return settings
 
 
@@ -145,7 +156,7 @@ def parse_settings_to_try(conf: str) -> AllocatorSettings:
     SettingsError for either; sizes become bytes.
     """
     settings = parse_settings(conf)
-    for key, value in _entries(conf):
+    for key, value in entries_of(conf):
         if key not in KEYS:
             near = get_close_matches(key, sorted(KEYS), n=1)
             raise SettingsError(conf, f"PyTorch has no {key}" + (f" (did you mean {near[0]}?)" if near else ""))
@@ -165,12 +176,13 @@ def parse_settings_to_try(conf: str) -> AllocatorSettings:
     return settings
 
 
-def _entries(conf: str) -> Iterator[tuple[str, str]]:
+def entries_of(conf: str) -> Iterator[tuple[str, str]]:
+    """Its keys and their values, in order, as they are written but for spaces. SettingsError: it is not in their form."""
     compact, at = "".join(conf.split()), 0
     while at < len(compact):
         entry = _ENTRY.match(compact, at)
         if entry is None:
-            raise SettingsError(conf, f"cannot be read from {compact[at:]!r} on")
+            raise SettingsError(conf, f"cannot be read from {compact[at:]!r} on: it is KEY:VALUE,KEY:VALUE")
         yield entry[1], entry[2]
         at = entry.end()
 

@@ -138,6 +138,8 @@ class Snapshot:
     """Why `settings` are the defaults and not what was told."""
     host_segments: tuple[int, ...] = ()
     """Sizes of pinned host memory's segments (PyTorch from 2.14 on); no part of any device."""
+    capture: Mapping[str, Any] | None = None
+    """What a capture of Allocscope says beside PyTorch's own, as it says it: whose it is, who holds the tensors; None: it is none."""
     more: tuple[str, ...] = ()
     """Names of what else the snapshot holds."""
 
@@ -188,12 +190,12 @@ def _snapshot(value: Any, name: str, *, tolerant: bool) -> Snapshot:
         value = {"segments": value}
     if not isinstance(value, Mapping):
         raise NotASnapshotError(
-            name, f"holds a {type(value).__name__}, not the dict that torch.cuda.memory._snapshot() gives"
+            name, f"holds a {type(value).__name__}, not the dict that torch.cuda.memory._dump_snapshot() writes"
         )
     segments, traces = value.get("segments"), value.get("device_traces", [])
     for key, told in (("segments", segments), ("device_traces", traces)):
         if not isinstance(told, list):
-            raise NotASnapshotError(name, f"has no list {key!r}; was it made by torch.cuda.memory._snapshot()?")
+            raise NotASnapshotError(name, f"has no list {key!r}; was it made by torch.cuda.memory._dump_snapshot()?")
     told_settings = value.get("allocator_settings")
     settings, conf, problem = _settings(told_settings)
     if problem and not tolerant:
@@ -208,12 +210,15 @@ def _snapshot(value: Any, name: str, *, tolerant: bool) -> Snapshot:
         told_settings=told_settings if isinstance(told_settings, Mapping) else None,
         settings_problem=problem,
         host_segments=_host_segments(value.get("host_segments")),
+        capture=capture if isinstance(capture := value.get(_OURS), Mapping) else None,
         more=tuple(str(key) for key in value if key not in _KNOWN_KEYS),
     )
 
 
+_OURS = "allocscope"
+"""The one key that a capture adds to PyTorch's own."""
 _KNOWN_KEYS = frozenset(
-    ("segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces")
+    ("segments", "device_traces", "allocator_settings", "external_annotations", "host_segments", "host_traces", _OURS)
 )
 
 

@@ -16,25 +16,35 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("a fleet on this machine, from recordings of real jobs", "all"),
     "collector": ("the service that stores, foresees and alerts; one a fleet", "collector"),
     "daemon": ("the service that gathers from the jobs of its node; one a node", "daemon"),
+    "doctor": ("what works on this node, what does not, and what to do about it", "daemon"),
     "jobs": ("the fleet's jobs, with state, cause, headroom and time left", "cli"),
     "risks": ("the allocators that are not well, and why", "cli"),
     "bill": ("where every byte of a job's devices is", "cli"),
+    "devices": ("the fleet's devices, and whose the processes on them are", "cli"),
     "alerts": ("alerts, the latest first", "cli"),
+    "capture": ("a whole snapshot of a job that runs, and who holds its tensors", "cli"),
+    "advise": ("what would help a job, from replays of its own requests", "cli"),
     "run": ("run a Python job with the probe in it, no line of it changed", ""),
     "play": ("behave, toward a daemon, as a recorded job did", ""),
-    "replay": ("what PyTorch's allocator would do with requests that were written down", ""),
+    "replay": ("a recording's requests once more, under other settings; advice", ""),
     "oom": ("explain the out-of-memory texts in a log", ""),
-    "inspect": ("the bill and the holes of a PyTorch snapshot, and why it ran out of memory", ""),
-    "rehearse": ("what the forecast would have said over a recorded run", ""),
+    "log": ("what PyTorch's allocator did, event by event, and what it came to", ""),
+    "inspect": ("the bill and the holes of a PyTorch snapshot, and why it ran out", ""),
+    "rules": ("the alert rules for Prometheus, or for its operator", ""),
+    "rehearse": ("what the forecast would have said over a recorded run", "cli"),
 }
-"""Name: what it does, and the extra (`pip install allocscope[…]`) that brings what it needs beyond the probe's dependencies."""
+"""Name: what it does, and the extra (`pip install '.[…]'` in a clone) that brings what it needs beyond the probe's dependencies."""
+
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as a shell's, where a command does not say otherwise."""
 
 
 def usage() -> str:
     """The text of `allocscope help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {does}" for name, (does, _) in COMMANDS.items()]
-    return "\n".join(["usage: allocscope COMMAND [ARGUMENT…]      (allocscope COMMAND --help tells more)", "", *lines])
+    return "\n".join(["usage: allocscope COMMAND [ARGUMENT…]   (allocscope COMMAND --help tells more)", "", *lines])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,6 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
     except BrokenPipeError:  # as of `| head`; what is still buffered must go somewhere when Python ends
         _discard(sys.stdout)
         return 0
@@ -99,6 +111,6 @@ def _run(arguments: list[str] | None) -> int:
         extra = COMMANDS[name][1]
         if not extra or (error.name or "").startswith("allocscope"):
             raise
-        remedy = f"pip install 'allocscope[{extra}]'"
-        print(f"allocscope {name}: {error.name} is not installed; try: {remedy}", file=sys.stderr)
+        remedy = f"in a clone of Allocscope: pip install '.[{extra}]'"
+        print(f"allocscope {name}: {error.name} is not installed; {remedy}", file=sys.stderr)
         return 1

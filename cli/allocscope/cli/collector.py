@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from allocscope.cli.service_log import lasting_log
 from allocscope.cli.settings import UnusableError, read_settings
 from allocscope.collector.config import CollectorSettings
 
@@ -12,6 +13,11 @@ HELP = "the service that stores, foresees and alerts; one a fleet"
 
 def main(arguments: list[str]) -> int:
     """Run until SIGTERM or SIGINT; 1: it could not start, 2: its settings are wrong."""
+    with lasting_log():
+        return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     try:
         settings = read_settings(CollectorSettings, arguments, command="collector", about=HELP)
     except UnusableError as error:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 
+from allocscope.cli.service_log import lasting_log
+
 HELP = "the service that gathers from the jobs of its node; one a node"
 
 
 def main(arguments: list[str]) -> int:
-    """Run until SIGTERM or SIGINT."""
+    """Run until SIGTERM or SIGINT; 1: it could not start, 2: its settings are wrong."""
+    with lasting_log():
+        return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     # structlog imports rich where it is there, for tracebacks in colour: half of a daemon's start, and 5 MiB on every node.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from allocscope.cli.settings import UnusableError, read_settings

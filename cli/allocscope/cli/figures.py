@@ -17,10 +17,15 @@ def read_size(told: str) -> int:
 
 
 def size(bytes_: int | None) -> str:
-    """In MiB, or GiB from one on; "" where it is not known."""
+    """As PyTorch writes them: `512 bytes`, `2.00 MiB`, `61.20 GiB`, and so as `allocscope.allocator` does in its sentences; "" where it
+    is not known. This one form is for people, --json has bytes.
+    """
     if bytes_ is None:
         return ""
-    return f"{bytes_ / 2**30:.2f} GiB" if bytes_ >= 2**30 else f"{bytes_ / 2**20:.0f} MiB"
+    for unit in ("GiB", "MiB", "KiB"):
+        if abs(bytes_) >= _UNITS[unit]:
+            return f"{bytes_ / _UNITS[unit]:.2f} {unit}"
+    return f"{bytes_} bytes"
 
 
 def duration(seconds: float | None) -> str:

@@ -8,22 +8,22 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from allocscope.allocator.diagnosis import DeviceDiagnosis, Diagnosis, Failure, Finding, Hole, Moment, diagnose
 from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites
-from allocscope.allocator.errors import AllocatorError, SnapshotError
+from allocscope.allocator.errors import AllocatorError
 from allocscope.allocator.headroom import Headroom
 from allocscope.allocator.snapshot import Snapshot, read_snapshot
 from allocscope.cli.figures import read_size
 from allocscope.cli.inspect_text import NARROWEST, Look, as_text
 from allocscope.cli.prose import prose_width
+from allocscope.cli.snapshot_file import snapshot_data
 from allocscope.model import BlockGroup, Line, PrivatePool
 
-HELP = "the bill and the holes of a PyTorch snapshot, and why it ran out of memory"
-PIECE_BYTES = 1 << 20
+HELP = "the bill and the holes of a PyTorch snapshot, and why it ran out"
 HOLES = 10
 SITES = 20
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
     collects = gc.isenabled()
     gc.disable()  # a large snapshot is many values and no cycles
     try:
-        snapshot = read_snapshot(lambda: _pieces(Path(asked.file)), asked.file, tolerant=True)
+        snapshot = read_snapshot(snapshot_data(Path(asked.file)), asked.file, tolerant=True)
         diagnosis = diagnose(snapshot, device_free_bytes=asked.device_free)
         print(json.dumps(as_json(diagnosis, snapshot)) if asked.json else _text(diagnosis, snapshot, asked))
     except AllocatorError as error:
@@ -51,21 +51,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="allocscope inspect",
         description=f"{HELP}. A snapshot is what torch.cuda.memory._dump_snapshot() writes, or memory_snapshot() "
         "gives, pickled or as JSON, also gzipped; PyTorch 1.13 to 2.14. Nothing in it is run.",
+        epilog="example: allocscope inspect snapshot.pickle --device-free 2GiB",
+        allow_abbrev=False,
     )
-    parser.add_argument("file", metavar="FILE")
+    parser.add_argument("file", metavar="FILE", help="the snapshot; whole, or packed by gzip")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--device-free", type=read_size, metavar="BYTES", help="free on the device, for the headroom")
+    parser.add_argument(
+        "--device-free",
+        type=read_size,
+        metavar="BYTES",
+        help="free on the device, for the headroom (default: not known)",
+    )
     parser.add_argument("--now", action="store_true", help="show the snapshot as it is, not its last OutOfMemoryError")
     return parser
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            while piece := file.read(PIECE_BYTES):
-                yield piece
-    except OSError as error:
-        raise SnapshotError(str(path), f"cannot be read ({error.strerror or error})") from error
 
 
 def _text(diagnosis: Diagnosis, snapshot: Snapshot, asked: argparse.Namespace) -> str:
@@ -90,9 +88,17 @@ def as_json(diagnosis: Diagnosis, snapshot: Snapshot) -> dict[str, Any]:
     return {
         "devices": {str(device.device): _device(device) for device in diagnosis.devices},
         "settings": _plain(snapshot.told_settings),
+        "capture": _capture(snapshot.capture),
         "host": {"segments": len(host), "total_bytes": sum(host)} if host else None,
         "findings": [_finding(finding) for finding in diagnosis.findings],
     }
+
+
+def _capture(told: Mapping[str, Any] | None) -> Any:
+    """Whose it is, where it is a capture; `allocscope capture --read` tells of its tensors."""
+    if told is None:
+        return None
+    return {str(key)[:200]: _plain(value) for key, value in told.items() if key != "tensors"}
 
 
 def _device(device: DeviceDiagnosis) -> dict[str, Any]:
@@ -185,9 +191,9 @@ def _failure(failure: Failure) -> dict[str, Any]:
     return {
         "entry": failure.entry_index,
         "at_us": entry.time_us or None,
-        "requested_bytes": entry.size,
+        "requested_bytes": None if failure.entry_index is None else entry.size,
         "segment_bytes": failure.segment_bytes,
-        "stream": entry.stream,
+        "stream": None if failure.entry_index is None else entry.stream,
         "device_free_bytes": entry.device_free,
         "where": site_of(entry.stack),
         "verdict": failure.verdict.value,

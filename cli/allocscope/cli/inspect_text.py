@@ -16,10 +16,11 @@ from allocscope.allocator.diagnosis import (
     much_stranded,
     picture_of,
 )
-from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites, stranded_bytes, worst_segments
 from allocscope.allocator.headroom import Way
 from allocscope.allocator.snapshot import AWAITING, INACTIVE, Snapshot, SnapshotSegment
+from allocscope.cli.capture_owner import whose
+from allocscope.cli.figures import size
 from allocscope.cli.prose import fold
 from allocscope.model import BlockGroup, Line
 
@@ -74,6 +75,8 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str =
     parts = [_device(device, snapshot, look, file, now=now) for device in _failed_first(diagnosis)]
     if not parts:
         parts = ["no device has memory in this snapshot, or a history"]
+    if snapshot.capture is not None:
+        parts.insert(0, look.fold(whose(snapshot.capture)))
     if _without_places(diagnosis, now=now):
         parts.append(look.fold(_HOW_TO_RECORD))
     if snapshot.host_segments:
@@ -118,7 +121,7 @@ def _device(device: DeviceDiagnosis, snapshot: Snapshot, look: Look, file: str, 
     sections = [
         look.fold(_title(device, look)),
         look.fold(_failures(device, snapshot, look)),
-        _picture(device, snapshot, look, file) if moment is device.now else "",
+        "" if any(failure.moment is moment for failure in device.failures) else _picture(device, snapshot, look, file),
         _bill(moment, look, "where the bytes are" + ("" if moment is device.now else ", at that moment")),
         _groups(moment.groups, look),
         _bars(moment.segments, look),
@@ -141,7 +144,7 @@ def _title(device: DeviceDiagnosis, look: Look) -> str:
 def _failures(device: DeviceDiagnosis, snapshot: Snapshot, look: Look) -> str:
     lines: list[str] = []
     for failure in device.failures[-FAILURES:]:
-        lines += _failure(failure, len(snapshot.traces[device.device]), look)
+        lines += _failure(failure, device.device, snapshot, look)
     earlier = len(device.failures) - FAILURES
     if earlier > 0:
         lines.insert(0, f"{earlier} earlier OutOfMemoryErrors are left out (see --json)")
@@ -153,11 +156,14 @@ def _failures(device: DeviceDiagnosis, snapshot: Snapshot, look: Look) -> str:
     return "\n".join(lines)
 
 
-def _failure(failure: Failure, entries: int, look: Look) -> Iterator[str]:
+def _failure(failure: Failure, device: int, snapshot: Snapshot, look: Look) -> Iterator[str]:
     entry = failure.entry
     when = f" at {_time(entry.time_us)}" if entry.time_us else ""
-    asked = f"{size(entry.size)} asked for, a segment of {size(failure.segment_bytes)} wanted of the device"
-    told = f"OutOfMemoryError{when} (entry {failure.entry_index} of {entries}): {asked}"
+    wanted = f"a segment of {size(failure.segment_bytes)} wanted of the device"
+    if failure.entry_index is not None:
+        when += f" (entry {failure.entry_index} of {len(snapshot.traces[device])})"
+        wanted = f"{size(entry.size)} asked for, {wanted}"
+    told = f"OutOfMemoryError{when}: {wanted}"
     yield f"{look.paint(told, '31;1')}: {failure.verdict.value.replace('_', ' ')}"
     if where := site_of(entry.stack):
         yield f"  by {_clean(where)}"

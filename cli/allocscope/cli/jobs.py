@@ -8,11 +8,15 @@ from allocscope.cli.ask import PAGE, Json, Row, answer, parser
 from allocscope.cli.figures import duration, size
 
 HELP = "the fleet's jobs, with state, cause, headroom and time left"
+WORDS = (
+    "Of each job its allocator that is worst off. headroom: the largest request that would still succeed; largest request: "
+    "the largest that the job makes; left: until it runs out of memory, if things go on so."
+)
 
 
 def main(arguments: list[str]) -> int:
     """Ask, and print."""
-    options = parser("jobs", HELP).parse_args(arguments)
+    options = parser("jobs", f"{HELP}. {WORDS}").parse_args(arguments)
     return answer(options, "jobs", {"limit": PAGE}, _rows)
 
 

@@ -13,7 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from allocscope.allocator.messages import Figure, Judgement, OomMessage, OomReport, judge, read_log
 from allocscope.cli.oom_text import as_text
@@ -21,7 +21,9 @@ from allocscope.cli.prose import prose_width
 
 HELP = "explain the out-of-memory texts in a log"
 
-_CHUNK_BYTES = 1 << 20
+BROKEN = (OSError, EOFError, zlib.error)
+"""What reading a file, packed or not, raises where it cannot go on."""
+_HEAD_BYTES, _CHUNK_BYTES = 16, 1 << 20
 _NO_LOGS = (
     (re.compile(rb"\x80[\x02-\x05]"), "a pickle"),
     (re.compile(rb"PK\x03\x04"), "a zip archive (as .pt files are)"),
@@ -42,24 +44,39 @@ class NotALogError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status: 0 whether or not a text is found, 2 where the file cannot be read, or is no log."""
+    """Exit status: 0 whether or not a text is found, 2 where the file cannot be read to its end, or is no log."""
     options = _parser().parse_args(arguments)
+    end = _End()
     try:
-        report = _report(options.file)
-    except (OSError, EOFError, zlib.error) as error:
-        print(
-            f"allocscope oom: cannot read {options.file}: {getattr(error, 'strerror', None) or error}", file=sys.stderr
-        )
+        report = _report(options.file, end)
+    except BROKEN as error:
+        print(f"allocscope oom: cannot read {options.file}: {_why(error)}", file=sys.stderr)
         return 2
     except NotALogError as error:
         print(f"allocscope oom: {options.file} {error}", file=sys.stderr)
         return 2
-    print(json.dumps(as_json(report)) if options.json else as_text(report, prose_width()))
+    if end.error is None or report.messages:
+        print(json.dumps(as_json(report)) if options.json else as_text(report, prose_width()))
+    if end.error is not None:
+        further = f" further than line {report.lines}" if report.lines else ""
+        print(f"allocscope oom: cannot read {options.file}{further}: {_why(end.error)}", file=sys.stderr)
+        return 2
     return 0
 
 
+def _why(error: Exception) -> str:
+    if isinstance(error, EOFError):
+        return "its gzip ends in the middle; copy it again"
+    return getattr(error, "strerror", None) or str(error)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="allocscope oom", description=HELP, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="allocscope oom",
+        description=HELP,
+        epilog="example: kubectl logs train-0 | allocscope oom -",
+        allow_abbrev=False,
+    )
     parser.add_argument(
         "file", metavar="FILE", help="a log of any size, .gz too; - reads the standard input, packed or not"
     )
@@ -67,26 +84,42 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _report(file: str) -> OomReport:
+class _End:
+    """How a log ends: what broke it off is told after what was read of it."""
+
+    error: Exception | None = None
+
+    def of(self, chunks: Iterator[str]) -> Iterator[str]:
+        """The same, without an error."""
+        try:
+            yield from chunks
+        except BROKEN as error:
+            self.error = error
+
+
+def _report(file: str, end: _End) -> OomReport:
     if file == "-":
         if sys.stdin is None:  # the shell's `<&-`
             raise OSError(errno.EBADF, "the standard input is closed")
-        return _read(cast(io.BufferedReader, sys.stdin.buffer))
+        return _read(cast(io.BufferedReader, sys.stdin.buffer), end)
     with Path(file).open("rb") as log:
-        return _read(log)
+        return _read(log, end)
 
 
-def _read(log: io.BufferedReader) -> OomReport:
+def _read(log: io.BufferedReader, end: _End) -> OomReport:
     """Packed or plain; it may be a pipe, which cannot go back."""
     if log.peek(2).startswith(b"\x1f\x8b"):
         with gzip.open(log) as unpacked:
-            return read_log(_text(unpacked))
-    return read_log(_text(log))
+            return read_log(end.of(text_of(unpacked)))
+    return read_log(end.of(text_of(log)))
 
 
-def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
-    """The log's text by chunks; UTF-8, or UTF-16 where its first bytes say so (a PowerShell redirection)."""
-    chunk = log.read(_CHUNK_BYTES)
+def text_of(log: io.BufferedReader | gzip.GzipFile) -> Iterator[str]:
+    """The log's text by chunks; UTF-8, or UTF-16 where its first bytes say so (a PowerShell redirection).
+
+    Where it breaks off all that can be read comes before the error.
+    """
+    chunk = log.read(_HEAD_BYTES)
     for beginning, what in _NO_LOGS:
         if beginning.match(chunk):
             raise NotALogError(what)
@@ -94,7 +127,7 @@ def _text(log: BinaryIO | gzip.GzipFile) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")("replace")
     while chunk:
         yield decoder.decode(chunk)
-        chunk = log.read(_CHUNK_BYTES)
+        chunk = log.read1(_CHUNK_BYTES)
     yield decoder.decode(b"", final=True)
 
 

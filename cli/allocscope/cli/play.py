@@ -47,11 +47,19 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="allocscope play", description=HELP, epilog=EXIT, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="allocscope play", description=f"{HELP}; it takes no orders: no captures", epilog=EXIT, allow_abbrev=False
+    )
     parser.add_argument(
         "recording", metavar="RUN.run.json", help="what was recorded; the snapshot it names lies beside it"
     )
-    parser.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="how many times as fast (default: 1)")
+    parser.add_argument(
+        "--speed",
+        type=_speed,
+        default=1.0,
+        metavar="X",
+        help="how many times as fast; its clock then runs ahead (default: 1)",
+    )
     parser.add_argument(
         "--socket", default=None, metavar="PATH", help="the daemon's (default: $ALLOCSCOPE_SOCKET, or its usual place)"
     )
@@ -60,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--world-size", type=_whole, default=1, metavar="N", help="default: 1")
     parser.add_argument("--gpu-uuid", default=None, metavar="U", help="default: one made of host, job and rank")
     parser.add_argument("--gpu-index", type=_whole, default=0, metavar="N", help="default: 0")
-    parser.add_argument("--gpu-model", default=None, metavar="NAME")
+    parser.add_argument("--gpu-model", default=None, metavar="NAME", help="default: not told")
     parser.add_argument(
         "--start-at",
         type=_moment,

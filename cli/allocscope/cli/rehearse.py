@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 
 from allocscope.alerts.rehearsal import SEED, Rehearsal, RehearsedAlert, rehearse
@@ -27,13 +28,26 @@ def main(arguments: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="allocscope rehearse", description=HELP)
+    parser = argparse.ArgumentParser(
+        prog="allocscope rehearse",
+        description=HELP,
+        epilog="example: allocscope rehearse leak-1-3771.run.json",
+        allow_abbrev=False,
+    )
     parser.add_argument("recording", metavar="RUN.run.json", help="beside it lies the snapshot that it names")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object; times are the recording's unix microseconds"
     )
-    parser.add_argument("--seed", type=int, default=SEED, help="of the block maps' jitter")
+    parser.add_argument(
+        "--seed", type=_seed, default=SEED, metavar="N", help=f"of the block maps' jitter (default: {SEED})"
+    )
     return parser
+
+
+def _seed(told: str) -> int:
+    if re.fullmatch(r"-?\d{1,18}", told, re.ASCII) is None:
+        raise argparse.ArgumentTypeError(f"{told!r} is not a whole number, such as {SEED}")
+    return int(told)
 
 
 def as_json(rehearsal: Rehearsal) -> dict[str, object]:

@@ -13,7 +13,12 @@ HELP = "the allocators that are not well, and why"
 def main(arguments: list[str]) -> int:
     """Ask, and print."""
     asking = parser("risks", HELP)
-    asking.add_argument("--at-least", choices=("watch", "at_risk", "critical"), default="watch", help="default: watch")
+    asking.add_argument(
+        "--at-least",
+        choices=("watch", "at_risk", "critical"),
+        default="watch",
+        help="those that are so badly off, or worse (default: watch)",
+    )
     options = asking.parse_args(arguments)
     return answer(options, "risks", {"at_least": options.at_least, "limit": PAGE}, _rows)
 

@@ -13,18 +13,23 @@ HELP = "run a Python job with the probe in it, no line of it changed"
 USAGE = """\
 usage: allocscope run [--job NAME] [--socket PATH] [--] COMMAND [ARGUMENT…]
 
-Runs the command with Allocscope's probe in every Python process of it that imports torch.
+Runs the command with Allocscope's probe in every Python process of it that
+imports torch.
 
   allocscope run train.py --lr 3e-4
   allocscope run python -m trainer
   allocscope run --job nightly -- torchrun --nproc-per-node 8 train.py
 
-  --job NAME      the job's name (else the launcher's: torchrun, Slurm, Open MPI, Ray, Kubernetes)
-  --socket PATH   where the node's daemon listens
+  --job NAME      the job's name (else the launcher's: torchrun, Slurm, Open
+                  MPI, Ray, Kubernetes)
+  --socket PATH   where the node's daemon listens (else $ALLOCSCOPE_SOCKET, or
+                  its usual place)
 
-A first word that ends in .py is run by this Python. The exit status is the command's own.
-The probe comes in by PYTHONPATH: `python -I`, `-E` and `-S` keep it out. Each Python that the command starts must
-have allocscope installed; one that has not says so, and runs without the probe. ALLOCSCOPE_DISABLE=1 keeps it out, too."""
+A first word that ends in .py is run by this Python. The exit status is the
+command's own. The probe comes in by PYTHONPATH: `python -I`, `-E` and `-S` keep
+it out. Each Python that the command starts must have allocscope installed; one
+that has not says so, and runs without the probe. ALLOCSCOPE_DISABLE=1 keeps it
+out, too."""
 
 NOT_FOUND, NOT_EXECUTABLE, MISUSED = 127, 126, 2
 """As a shell's."""

@@ -17,6 +17,7 @@ _Settings = TypeVar("_Settings")
 
 CONFIG_VARIABLE = "ALLOCSCOPE_CONFIG"
 PROBE_VARIABLES = ("ALLOCSCOPE_JOB", "ALLOCSCOPE_DISABLE", "ALLOCSCOPE_SOCKET", CONFIG_VARIABLE)
+ASKING_VARIABLES = ("ALLOCSCOPE_URL", "ALLOCSCOPE_CA", "ALLOCSCOPE_TOKEN", "ALLOCSCOPE_TOKEN_FILE")
 """Variables that are somebody else's, and no near misses."""
 
 
@@ -26,9 +27,13 @@ class UnusableError(Exception):
 
 def read_settings(cls: type[_Settings], arguments: list[str], *, command: str, about: str) -> _Settings:
     """Settings of class `cls`; raises UnusableError, and SystemExit as argparse does (--help, an unknown flag)."""
-    given = vars(_parser(cls, command, about).parse_args(arguments))
+    return settings_given(cls, vars(settings_parser(cls, command, about).parse_args(arguments)), command=command)
+
+
+def settings_given(cls: type[_Settings], given: dict[str, Any], *, command: str) -> _Settings:
+    """Settings from what a `settings_parser` found, and from the environment and the file; raises UnusableError."""
     path = given.pop("config") or os.environ.get(CONFIG_VARIABLE)
-    for warning in settings.near_misses(cls, os.environ, known=PROBE_VARIABLES):
+    for warning in settings.near_misses(cls, os.environ, known=(*PROBE_VARIABLES, *ASKING_VARIABLES)):
         print(f"allocscope {command}: {warning}", file=sys.stderr)
     try:
         return settings.read(cls, file=_table(path) if path else None, environ=os.environ, flags=given)
@@ -47,7 +52,8 @@ def _table(path: str) -> dict[str, object]:
         raise UnusableError(f"the settings file {path} is not TOML: {error}") from error
 
 
-def _parser(cls: type, command: str, about: str) -> argparse.ArgumentParser:
+def settings_parser(cls: type, command: str, about: str) -> argparse.ArgumentParser:
+    """A flag for each setting, and --config."""
     parser = argparse.ArgumentParser(
         prog=f"allocscope {command}",
         description=about,
@@ -77,6 +83,8 @@ def _form(field: Field[Any], kind: Any) -> str:
         return "{true,false}"
     if Path in (kind, *get_args(kind)):
         return "PATH"
+    if field.name.endswith("bytes_per_s"):
+        return "BYTES"
     last = field.name.rpartition("_")[2]
     return "SECONDS" if last == "s" else last.upper()
 

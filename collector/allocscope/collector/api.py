@@ -18,23 +18,25 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from allocscope.collector.advice_api import add_advice
+from allocscope.collector.advice_questions import AdviceQuestions
+from allocscope.collector.capture_api import CAPTURE_STATUS, add_captures
+from allocscope.collector.capture_questions import CaptureQuestions
+from allocscope.collector.capture_refusals import CaptureRefusal
+from allocscope.collector.parameters import Cursor, Limit, Name, Refused, Seconds, problems_of
 from allocscope.collector.questions import Questions, UnknownJob
 from allocscope.model import COLUMNS, Line, State
-from allocscope.storage.errors import BadCursor, StorageError, UnknownMetric
+from allocscope.storage.errors import BadCursor, StorageError, TooManyOrders, UnknownMetric
 
 log = structlog.get_logger(__name__)
 
 STATIC = FilePath(__file__).parent / "static"
 JOBS = "/api/v1/jobs/"
-LARGEST_TIME_S = 4_102_444_800.0
-"""The year 2100."""
 MOST_POINTS = 11_000
 """Of one series, as in Prometheus."""
-
-Cursor = Annotated[str | None, Query(max_length=512, description="next_cursor of the page before.")]
-Limit = Annotated[int, Query(ge=1, le=500, description="Items of a page, at most.")]
-Name = Annotated[str | None, Query(max_length=512)]
-Seconds = Annotated[float | None, Query(ge=0, le=LARGEST_TIME_S, allow_inf_nan=False)]
+LATEST_CAPTURES, LATEST_ADVICE = 20, 5
+"""Of a job; api/v1/captures and api/v1/jobs/ID/advice have all."""
+LARGEST_BODY_BYTES = 1 << 16
 
 
 class AlertState(StrEnum):
@@ -45,15 +47,14 @@ class AlertState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Refused(Exception):  # noqa: N818  (an answer, not a failure)
-    """A request that cannot be answered, in the API's words."""
-
-    def __init__(self, status: HTTPStatus, code: str, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message, self.details = status, code, message, details
-
-
-def create_api(questions: Questions, *, registry: CollectorRegistry, failing: Callable[[], str | None]) -> ASGIApp:
+def create_api(
+    questions: Questions,
+    captures: CaptureQuestions,
+    advice: AdviceQuestions,
+    *,
+    registry: CollectorRegistry,
+    failing: Callable[[], str | None],
+) -> ASGIApp:
     """The whole HTTP application. `failing`: why nothing can be stored now; None: it can."""
     api = FastAPI(
         title="Allocscope",
@@ -65,10 +66,12 @@ def create_api(questions: Questions, *, registry: CollectorRegistry, failing: Ca
     )
     _add_errors(api)
     _add_lists(api, questions)
-    _add_jobs(api, questions)
+    _add_jobs(api, questions, captures, advice)
+    add_captures(api, captures)
+    add_advice(api, advice)
     _add_operations(api, questions, registry, failing)
     api.mount("/static", StaticFiles(directory=STATIC))
-    return _Headers(_WholeNames(api))
+    return _Headers(_SmallBodies(_WholeNames(api)))
 
 
 def _add_lists(api: FastAPI, questions: Questions) -> None:
@@ -105,11 +108,14 @@ def _add_lists(api: FastAPI, questions: Questions) -> None:
         return questions.alerts(job, state.value if state else None, cursor, limit)
 
 
-def _add_jobs(api: FastAPI, questions: Questions) -> None:
+def _add_jobs(api: FastAPI, questions: Questions, captures: CaptureQuestions, advice: AdviceQuestions) -> None:
     @api.get(JOBS + "{job_id}")
     def job(job_id: str) -> dict[str, Any]:
-        """One job with its processes, allocators and latest events. A job's id is its name, percent-encoded."""
-        return questions.job(unquote(job_id))
+        """One job with its processes, allocators, latest events, captures and advice. A job's id is its name, percent-encoded."""
+        about = questions.job(unquote(job_id))
+        latest = captures.page(unquote(job_id), None, None, LATEST_CAPTURES)
+        advised = advice.of_job(unquote(job_id), limit=LATEST_ADVICE)
+        return {**about, "captures": latest["items"], "advice": advised["items"]}
 
     @api.get(JOBS + "{job_id}/bill")
     def bill(job_id: str) -> dict[str, Any]:
@@ -197,7 +203,7 @@ def _error(status: int, code: str, message: str, **details: Any) -> JSONResponse
 
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_CODES = {404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "not_json"}
 
 
 def _add_errors(api: FastAPI) -> None:
@@ -213,6 +219,12 @@ def _add_errors(api: FastAPI) -> None:
     async def bad_cursor(_: Request, error: BadCursor) -> Response:
         return _error(HTTPStatus.UNPROCESSABLE_ENTITY, "bad_cursor", str(error))
 
+    async def capture(_: Request, error: CaptureRefusal) -> Response:
+        return _error(CAPTURE_STATUS[type(error)], error.code, str(error), **error.details)
+
+    async def too_many(_: Request, error: TooManyOrders) -> Response:
+        return _error(HTTPStatus.TOO_MANY_REQUESTS, "too_many_orders", str(error), most=error.most)
+
     async def storage(_: Request, error: StorageError) -> Response:
         return _error(HTTPStatus.SERVICE_UNAVAILABLE, "storage", str(error))
 
@@ -223,14 +235,7 @@ def _add_errors(api: FastAPI) -> None:
         return answer
 
     async def invalid(_: Request, error: RequestValidationError) -> Response:
-        problems = [
-            {
-                "parameter": ".".join(map(str, problem["loc"][1:])),
-                "message": problem["msg"],
-                "value": str(problem["input"])[:100],
-            }
-            for problem in error.errors()
-        ]
+        problems = problems_of(error.errors())
         message = "; ".join(f"{problem['parameter']}: {problem['message']}" for problem in problems)
         return _error(HTTPStatus.UNPROCESSABLE_ENTITY, "bad_parameter", message, problems=problems)
 
@@ -245,6 +250,8 @@ def _add_errors(api: FastAPI) -> None:
         UnknownJob: unknown_job,
         UnknownMetric: unknown_metric,
         BadCursor: bad_cursor,
+        CaptureRefusal: capture,
+        TooManyOrders: too_many,
         StorageError: storage,
         HTTPException: http,
         RequestValidationError: invalid,
@@ -268,6 +275,27 @@ class _WholeNames:
         if scope["type"] == "http" and raw.startswith(JOBS.encode()):
             scope = {**scope, "path": raw.decode("ascii", "replace")}
         await self._app(scope, receive, send)
+
+
+class _SmallBodies:
+    """What is sent to us is read up to a bound."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left_bytes = LARGEST_BODY_BYTES
+
+        async def bounded() -> Message:
+            nonlocal left_bytes
+            message = await receive()
+            left_bytes -= len(message.get("body", b""))
+            if left_bytes < 0:
+                text = f"more than {LARGEST_BODY_BYTES} bytes were sent"
+                raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+            return message
+
+        await self._app(scope, bounded, send)
 
 
 HEADERS = {

@@ -20,19 +20,28 @@ import structlog
 import uvicorn
 from anyio.to_thread import current_default_thread_limiter
 
+from allocscope.collector.advice import Advisor
+from allocscope.collector.advice_questions import AdviceQuestions
+from allocscope.collector.advice_task import Limits
 from allocscope.collector.api import create_api
+from allocscope.collector.capture_questions import CaptureQuestions
+from allocscope.collector.captures import CaptureLimits, CaptureService
 from allocscope.collector.config import CollectorSettings, default_database
+from allocscope.collector.credentials import GrpcSide, HttpSide
 from allocscope.collector.errors import AddressesError, ListenError
 from allocscope.collector.evaluate import Evaluator
 from allocscope.collector.exposition import FleetCollector
+from allocscope.collector.foreseen import Foreseen
+from allocscope.collector.http_admission import HttpAdmission
 from allocscope.collector.ingest import IngestService
 from allocscope.collector.nodes import Nodes
 from allocscope.collector.observation import Observation
+from allocscope.collector.orders import Orders
 from allocscope.collector.questions import Questions
-from allocscope.collector.retention import keep_pruned
+from allocscope.collector.retention import Retention, keep_pruned
 from allocscope.collector.tell import notifiers
 from allocscope.collector.writer import Writer
-from allocscope.proto.v1 import collector_service_pb2_grpc
+from allocscope.proto.v1 import capture_service_pb2_grpc, collector_service_pb2_grpc
 from allocscope.storage.repository import Repository
 from allocscope.storage.sql import open_repository
 
@@ -67,15 +76,21 @@ def now_us() -> int:
 
 async def serve(settings: CollectorSettings, repository: Repository, stop: asyncio.Event) -> None:
     """Run until `stop`; then end in order: no new data, what came is stored, alerts are told, answers are given."""
+    grpc_side, http_side = GrpcSide(settings), HttpSide(settings)
     observation, nodes = Observation(), Nodes()
     with listening(settings.http_listen) as http_socket:
         http_address = _address(http_socket)
-        tell = notifiers(settings, observation, page_address=settings.page_address or f"http://{http_address}")
+        captures = repository.captures
+        orders = Orders(captures, observation, now_us=now_us)
+        tell = notifiers(
+            settings, observation, page_address=settings.page_address or f"{http_side.scheme}://{http_address}"
+        )
         evaluator = Evaluator(
             repository,
             observation,
             nodes=nodes.all,
             publish=tell.publish,
+            foreseen=Foreseen(captures, observation, wake=orders.wake, enabled=settings.capture_at_risk),
             now_us=now_us,
             retire_after_s=settings.retire_after_s,
         )
@@ -85,31 +100,55 @@ async def serve(settings: CollectorSettings, repository: Repository, stop: async
             queue_bytes=settings.queue_bytes,
             commit_batches=settings.commit_batches,
             stored=evaluator.put,
+            may_take_late=lambda: not evaluator.behind,
         )
-        service = IngestService(registry=repository, nodes=nodes, writer=writer, observation=observation, now_us=now_us)
+        ingest = IngestService(
+            registry=repository, nodes=nodes, writer=writer, orders=orders, observation=observation, now_us=now_us
+        )
+        limits = CaptureLimits(settings.capture_largest_bytes, settings.captures_limit_bytes)
+        advisor = Advisor(
+            repository,
+            observation,
+            Limits(settings.advice_time_limit_s, settings.advice_memory_bytes),
+            now_us=now_us,
+            told=evaluator.advise,
+            enabled=settings.advice,
+        )
+        keep = CaptureService(repository, observation, limits, now_us=now_us, came=advisor.wake)
         observation.registry.register(FleetCollector(evaluator.fleet, nodes.all))
         questions = Questions(
             repository, nodes=nodes.all, now_us=now_us, live_for_us=round(settings.retire_after_s * 1e6)
         )
-        api = create_api(questions, registry=observation.registry, failing=lambda: writer.failing)
+        asked = CaptureQuestions(repository, questions, observation, now_us=now_us, wake=orders.wake)
+        advice = AdviceQuestions(repository, questions, now_us=now_us, is_made_here=settings.advice)
+        api = create_api(questions, asked, advice, registry=observation.registry, failing=lambda: writer.failing)
+        if http_side.tokens is not None:
+            api = HttpAdmission(api, http_side.tokens)
         current_default_thread_limiter().total_tokens = READERS
         tell.start()
         evaluator.start()
         writer.start()
-        pruning = asyncio.create_task(
-            keep_pruned(repository, observation.retention, keep_days=settings.keep_days, now_us=now_us)
-        )
+        retention = Retention(settings.keep_days, settings.captures_keep_days, settings.captures_limit_bytes)
+        loops = [
+            asyncio.create_task(keep_pruned(repository, observation, retention, now_us=now_us)),
+            asyncio.create_task(orders.follow()),
+            asyncio.create_task(advisor.follow()),
+        ]
         try:
-            async with serving_grpc(service, settings.grpc_listen) as grpc_address, serving_http(api, http_socket):
+            async with (
+                serving_grpc(ingest, keep, settings.grpc_listen, grpc_side) as grpc_address,
+                serving_http(api, http_socket, http_side),
+            ):
                 addresses = Addresses(grpc_address, http_address, os.getpid())
                 if settings.addresses_file:
                     write_addresses(settings.addresses_file, addresses)
-                log.info("ready", grpc=grpc_address, page=f"http://{http_address}")
+                log.info("ready", grpc=grpc_address, page=f"{http_side.scheme}://{http_address}")
                 await stop.wait()
                 log.info("ending")
         finally:
-            pruning.cancel()
-            await asyncio.wait([pruning])
+            for loop in loops:
+                loop.cancel()
+            await asyncio.wait(loops)
             await writer.close(settings.drain_s)
             await asyncio.to_thread(evaluator.close, settings.drain_s)
             await asyncio.to_thread(tell.close, settings.drain_s)
@@ -137,12 +176,16 @@ def _address(listener: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving_grpc(service: IngestService, address: str) -> AsyncIterator[str]:
+async def serving_grpc(ingest: IngestService, keep: CaptureService, address: str, side: GrpcSide) -> AsyncIterator[str]:
     """The daemons' server; yields where it is."""
-    server = grpc.aio.server(options=GRPC_OPTIONS)
-    collector_service_pb2_grpc.add_CollectorServiceServicer_to_server(service, server)
+    server = grpc.aio.server(options=GRPC_OPTIONS, interceptors=side.interceptors)
+    collector_service_pb2_grpc.add_CollectorServiceServicer_to_server(ingest, server)
+    capture_service_pb2_grpc.add_CaptureServiceServicer_to_server(keep, server)
     try:
-        port = server.add_insecure_port(address)
+        if side.credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, side.credentials)
     except RuntimeError as error:
         raise ListenError("gRPC", address, _why_not(address), "--grpc-listen") from error
     await server.start()
@@ -178,7 +221,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving_http(api: object, listener: socket.socket) -> AsyncIterator[None]:
+async def serving_http(api: object, listener: socket.socket, side: HttpSide) -> AsyncIterator[None]:
     """The API's server, ready when it yields."""
     config = uvicorn.Config(
         api,  # type: ignore[arg-type]  # an ASGI application
@@ -189,6 +232,8 @@ async def serving_http(api: object, listener: socket.socket) -> AsyncIterator[No
         limit_concurrency=512,
         timeout_graceful_shutdown=2,
     )
+    config.load()
+    config.ssl = side.context  # uvicorn makes one of files that it reads once
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -41,11 +41,39 @@ class CollectorSettings:
     http_listen: str = setting(f"127.0.0.1:{HTTP_PORT}", check=host_port)
     """HOST:PORT for the page, the API and /metrics."""
 
+    grpc_certificate: Path | None = None
+    """PEM of the certificate, with its chain, that daemons see: with it they speak TLS. This and the files below may be exchanged while
+    the collector runs."""
+
+    grpc_key: Path | None = None
+    """PEM of its private key, not encrypted."""
+
+    grpc_client_ca: Path | None = None
+    """PEM of the CA (or CAs) of the daemons' certificates: with it only daemons that have one may send, and only as nodes that it names
+    (in its SAN or CN)."""
+
+    grpc_tokens_file: Path | None = None
+    """Tokens, one a line, of which a daemon must send one; names or patterns of nodes behind it: it may send only as these."""
+
+    http_certificate: Path | None = None
+    """PEM of the certificate, with its chain, of the page, the API and /metrics: with it they are https."""
+
+    http_key: Path | None = None
+    """PEM of its private key, not encrypted."""
+
+    http_tokens_file: Path | None = None
+    """Tokens, one a line, of which whoever asks must send one: `Authorization: Bearer TOKEN`, or in a browser as the password. /healthz and
+    /readyz stay open."""
+
     alertmanager: tuple[str, ...] = setting((), check=_addresses)
     """Alertmanagers to tell of alerts, each at its base address; all of them are told, as Prometheus does it."""
 
     webhook: tuple[str, ...] = setting((), check=_addresses, secret=True)
     """Addresses that get each change of an alert as a POST of JSON."""
+
+    runbook_address: str | None = setting(None, check=lambda value: _addresses((value,)))
+    """Where people read the repository's files, such as https://git.example/allocscope/blob/main: put before a runbook page's path
+    (docs/runbook/NAME.md), which is all that alerts link to by default."""
 
     page_address: str | None = setting(None, check=lambda value: _addresses((value,)))
     """Where people reach the page, for links in alerts; by default http:// and what it listens on."""
@@ -64,6 +92,28 @@ class CollectorSettings:
 
     keep_days: float = setting(7.0, at_least=0.01, at_most=3650)
     """How long samples, block maps and bills are kept. Jobs, events, alerts and changes of forecasts stay."""
+
+    capture_largest_bytes: int = setting(1 << 30, at_least=1 << 20)
+    """The largest snapshot that is kept, before compression: what `allocscope inspect` reads. Larger ones are refused for good."""
+
+    captures_limit_bytes: int = setting(4 << 30, at_least=1 << 20)
+    """What all snapshots together may take in the database, compressed; beyond it the oldest are dropped."""
+
+    captures_keep_days: float = setting(30.0, at_least=0.01, at_most=3650)
+    """How long snapshots are kept. That there was one is remembered."""
+
+    capture_at_risk: bool = True
+    """Whether a capture with history is taken of an allocator whose forecast turns at_risk: at most one in 15 minutes, few at a time."""
+
+    advice: bool = True
+    """Whether captures that have a history are replayed under other settings, to tell what would help: in a process of its own, one at
+    a time, at low priority."""
+
+    advice_time_limit_s: float = setting(120.0, at_least=1, at_most=3600)
+    """How long one replay may take; it tells what it found by then."""
+
+    advice_memory_bytes: int = setting(2 << 30, at_least=1 << 28)
+    """How much memory (address space) one replay may take; one that needs more says so, and ends."""
 
     drain_s: float = setting(5.0, at_least=0, at_most=60)
     """At the end, how long the database and the receivers of alerts are given; what was not stored, daemons send again."""

@@ -10,13 +10,15 @@ from typing import TypeVar
 from allocscope.model import AllocatorRef, BlockMap, Event, Process, SampleChunk, wire
 from allocscope.model.wire import LARGEST_STORED, WireError
 from allocscope.proto.v1 import block_map_pb2, collector_service_pb2, event_pb2, identity_pb2, sample_pb2
-from allocscope.storage.records import NodeBatch
+from allocscope.storage.records import Dropped, NodeBatch
 
 _Claim = TypeVar("_Claim")
 _Value = TypeVar("_Value")
 
 LONGEST_NAME = 512
 """Characters of a job's name, a UUID, an id: they become keys, labels and headings."""
+LONGEST_WORD, MOST_DROPPED = 64, 64
+"""Of what a batch says that its node lost."""
 LONGEST_TEXT = 500
 """Characters of a refusal's text: what is refused may be of any length."""
 
@@ -34,11 +36,11 @@ class Refusal:
 
 
 def decode(
-    claimed: collector_service_pb2.Batch, *, node: str, daemon_id: str, received_us: int
+    claimed: collector_service_pb2.Batch, *, node: str, daemon_id: str, received_us: int, late: bool = False
 ) -> tuple[NodeBatch, tuple[Refusal, ...]]:
     """What can be stored of a batch, and what is refused of it."""
     decoder = _Decoder()
-    processes = decoder.each(claimed.processes, _process)
+    processes = decoder.each(claimed.processes, decode_process)
     described = {process.process_id for process in processes}
 
     def chunk(claim: sample_pb2.SampleChunk) -> SampleChunk:
@@ -64,6 +66,12 @@ def decode(
         block_maps=decoder.each(claimed.block_maps, block_map),
         events=decoder.each(claimed.events, event),
         readings=decoder.each(claimed.devices, wire.reading_from_wire),
+        unused_before=claimed.unused_before,
+        dropped=tuple(
+            Dropped(one.what[:LONGEST_WORD], one.reason[:LONGEST_WORD], one.count)
+            for one in claimed.dropped[:MOST_DROPPED]
+        ),
+        late=late,
     )
     return batch, tuple(decoder.refused)
 
@@ -89,7 +97,8 @@ class _Decoder:
         return tuple(values)
 
 
-def _process(claim: identity_pb2.Process) -> Process:
+def decode_process(claim: identity_pb2.Process) -> Process:
+    """A process as its node describes it; WireError says what cannot be."""
     return _process_of(claim.SerializeToString())
 
 

@@ -2,6 +2,7 @@
 
 CollectorError
 ├── ListenError       an address cannot be had
+├── CredentialsError  certificates, keys or tokens cannot be used, or do not fit together
 └── AddressesError    the file of addresses cannot be written
 
 Beside these: `allocscope.storage.CannotOpen`, and `allocscope.model.settings.SettingsError`.
@@ -24,6 +25,10 @@ class ListenError(CollectorError):
             f"cannot serve {what} on {address}: {why} ({flag} names another; is a collector running already?)"
         )
         self.address, self.why = address, why
+
+
+class CredentialsError(CollectorError):
+    """Certificates, keys or tokens cannot be used, or do not fit together."""
 
 
 class AddressesError(CollectorError):

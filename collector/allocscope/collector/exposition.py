@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from allocscope.alerts.rules import Subject
 from allocscope.alerts.states import AlertState
 from allocscope.collector.fleet import Fleet, Watched
 from allocscope.collector.nodes import NodeState
@@ -25,7 +26,7 @@ class FleetCollector(Collector):
         """One scrape."""
         watched = list(self._fleet.watched.values())
         yield from allocator_families(watched)
-        yield from node_families(self._nodes())
+        yield from (oom_family(self._fleet.ooms), *node_families(self._nodes(), self._fleet.heard_before))
         yield from fleet_families(self._fleet, watched)
 
     def describe(self) -> Iterable[Metric]:
@@ -41,6 +42,7 @@ def allocator_families(watched: Sequence[Watched]) -> Iterator[Metric]:
     """What is foreseen of each allocator, and the counters that it is foreseen from."""
     state, margin = _gauge(metrics.FORECAST_STATE), _gauge(metrics.FORECAST_MARGIN_RATIO)
     seconds, cause = _gauge(metrics.FORECAST_SECONDS_TO_OOM), _gauge(metrics.FORECAST_CAUSE)
+    request = _gauge(metrics.FORECAST_REQUEST_BYTES)
     headroom, largest = _gauge(metrics.HEADROOM_BYTES), _gauge(metrics.LARGEST_FREE_BLOCK_BYTES)
     reserved, allocated = _gauge(metrics.RESERVED_BYTES), _gauge(metrics.ALLOCATED_BYTES)
     retries, ooms = (
@@ -64,13 +66,14 @@ def allocator_families(watched: Sequence[Watched]) -> Iterator[Metric]:
                 (margin, forecast.margin_ratio),
                 (seconds, forecast.seconds_to_oom),
                 (headroom, forecast.headroom_bytes),
+                (request, forecast.request_bytes),
             ]
             if forecast.cause:
                 cause.add_metric([*labels, forecast.cause.value], 1)
         for family, value in figures:
             if value is not None:
                 family.add_metric(labels, value)
-    yield from (state, margin, seconds, cause, headroom, largest, reserved, allocated, retries, ooms)
+    yield from (state, margin, seconds, cause, request, headroom, largest, reserved, allocated, retries, ooms)
 
 
 def _by_labels(watched: Iterable[Watched]) -> dict[tuple[str, ...], Watched]:
@@ -83,24 +86,34 @@ def _weight(one: Watched) -> tuple[int, int]:
 
 
 def _labels(one: Watched) -> tuple[str, ...]:
-    gpu, rank = one.watch.subject.gpu, one.process.rank
-    return (
-        one.node,
-        "" if gpu is None else str(gpu),
-        one.ref.device_uuid,
-        one.process.job,
-        "" if rank is None else str(rank),
-    )
+    return _of_subject(one.watch.subject)
 
 
-def node_families(nodes: Sequence[NodeState]) -> Iterator[Metric]:
-    """Clocks and presence."""
+def _of_subject(subject: Subject) -> tuple[str, ...]:
+    labels = subject.labels()
+    return tuple(labels.get(name, "") for name in metrics.JOB_LABELS)
+
+
+def oom_family(ooms: Mapping[Subject, int]) -> Metric:
+    """Who ran out of memory lately. Of processes of one job that tell no ranks, the latest."""
+    latest: dict[tuple[str, ...], int] = {}
+    for subject, heard_us in list(ooms.items()):
+        labels = _of_subject(subject)
+        latest[labels] = max(heard_us, latest.get(labels, 0))
+    family = _gauge(metrics.LAST_OOM_TIMESTAMP_SECONDS)
+    for labels, heard_us in latest.items():
+        family.add_metric(labels, heard_us / 1e6)
+    return family
+
+
+def node_families(nodes: Sequence[NodeState], heard_before: Mapping[str, int]) -> Iterator[Metric]:
+    """Clocks and presence. `heard_before`: of nodes that were there before this process, and have not come back."""
     offset, seen = _gauge(metrics.NODE_CLOCK_OFFSET_SECONDS), _gauge(metrics.NODE_LAST_SEEN_TIMESTAMP_SECONDS)
     for state in nodes:
-        labels = [state.hello.node]
-        seen.add_metric(labels, state.last_seen_us / 1e6)
         if state.clock_offset_us is not None:
-            offset.add_metric(labels, state.clock_offset_us / 1e6)
+            offset.add_metric([state.hello.node], state.clock_offset_us / 1e6)
+    for node, seen_us in {**heard_before, **{state.hello.node: state.last_seen_us for state in nodes}}.items():
+        seen.add_metric([node], seen_us / 1e6)
     yield from (offset, seen)
 
 

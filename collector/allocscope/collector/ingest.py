@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -15,6 +16,7 @@ import structlog
 from allocscope.collector.decode import LONGEST_NAME, Refusal
 from allocscope.collector.nodes import Hello, Nodes, NodeState, NodeTaken
 from allocscope.collector.observation import Observation
+from allocscope.collector.orders import Orders
 from allocscope.collector.writer import Arrival, Writer
 from allocscope.model.wire import LARGEST_STORED
 from allocscope.proto.v1 import collector_service_pb2, collector_service_pb2_grpc
@@ -63,6 +65,7 @@ class _Session:
     waiting: dict[int, float] = field(default_factory=dict)
     """Batches that are not stored yet: their number, and when they came (monotonic)."""
     rejections: list[collector_service_pb2.Rejection] = field(default_factory=list)
+    orders: list[collector_service_pb2.ProcessOrder] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     ending: bool = False
 
@@ -81,6 +84,11 @@ class _Session:
         arrived = self.waiting.pop(sequence, None)
         return None if arrived is None else time.monotonic() - arrived
 
+    def order(self, order: collector_service_pb2.ProcessOrder) -> None:
+        """Something for one of the node's processes."""
+        self.orders.append(order)
+        self.news.set()
+
     def end(self) -> None:
         """No more batches come."""
         self.ending = True
@@ -91,8 +99,8 @@ class _Session:
         return self.ending and not self.waiting
 
     def response(self) -> Response:
-        response = Response(acknowledged_sequence=self.acknowledged, rejections=self.rejections)
-        self.rejections = []
+        response = Response(acknowledged_sequence=self.acknowledged, rejections=self.rejections, orders=self.orders)
+        self.rejections, self.orders = [], []
         return response
 
 
@@ -105,10 +113,11 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
         registry: Registry,
         nodes: Nodes,
         writer: Writer,
+        orders: Orders,
         observation: Observation,
         now_us: Callable[[], int],
     ) -> None:
-        self._registry, self._nodes, self._writer = registry, nodes, writer
+        self._registry, self._nodes, self._writer, self._orders = registry, nodes, writer, orders
         self._observation, self._now_us = observation, now_us
 
     async def Ingest(  # type: ignore[override]  # noqa: N802  (gRPC's name; it takes a coroutine that writes by the context, too)
@@ -126,6 +135,19 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
             finally:
                 self._nodes.detach(state)
                 log.info("stream ended", node=hello.node, daemon_id=hello.daemon_id)
+        except _Refused as refused:
+            await context.abort(refused.code, refused.text)
+
+    async def Backfill(  # type: ignore[override]  # noqa: N802  (as Ingest)
+        self, requests: Requests, context: Context
+    ) -> None:
+        """What newer batches of a daemon have overtaken; its first response says that it may come."""
+        try:
+            hello = await self._hello(requests)
+            session = _Session(0)
+            async with _refusing(), asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._take_in(hello, session, requests, late=True))
+                await _answer(session, context)
         except _Refused as refused:
             await context.abort(refused.code, refused.text)
 
@@ -184,23 +206,33 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
             raise _Refused(grpc.StatusCode.UNAVAILABLE, str(error)) from error
         log.info("stream opened", node=hello.node, daemon_id=hello.daemon_id, acknowledged=acknowledged)
         session = _Session(acknowledged)
-        refused: _Refused | None = None
+        outbox = self._orders.attach(hello.node, session.order)
+
+        def heard(sent_us: int, now_us: int) -> None:
+            self._nodes.heard(state, sent_us=sent_us, now_us=now_us)
+
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with _refusing(), asyncio.TaskGroup() as tasks:
                 guard = tasks.create_task(_until_replaced(replaced))
-                tasks.create_task(self._take_in(state, session, requests))
+                tasks.create_task(self._take_in(hello, session, requests, heard=heard))
                 await _answer(session, context)
                 guard.cancel()
-        except* _Refused as group:
-            refused = next(_leaves(group))
-        if refused:
-            raise refused
+        finally:
+            self._orders.detach(outbox)
 
-    async def _take_in(self, state: NodeState, session: _Session, requests: Requests) -> None:
+    async def _take_in(
+        self,
+        hello: Hello,
+        session: _Session,
+        requests: Requests,
+        *,
+        late: bool = False,
+        heard: Callable[[int, int], None] = lambda _sent_us, _now_us: None,
+    ) -> None:
         """Until the daemon has no more to send. Not reading on is what makes it wait."""
         async for request in requests:
             now_us = self._now_us()
-            self._nodes.heard(state, sent_us=request.sent_us, now_us=now_us)
+            heard(request.sent_us, now_us)
             which = request.WhichOneof("message")
             if which == "hello":
                 raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "a second hello on one stream")
@@ -211,7 +243,7 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
                 raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, text)
             session.arrived(request.batch.sequence)
             done = partial(self._stored, session)
-            await self._writer.put(Arrival(request.batch, state.hello.node, state.hello.daemon_id, now_us, done))
+            await self._writer.put(Arrival(request.batch, hello.node, hello.daemon_id, now_us, done, late=late))
         session.end()
 
     def _stored(self, session: _Session, sequence: int, refused: Sequence[Refusal]) -> None:
@@ -228,6 +260,18 @@ class _Refused(Exception):  # noqa: N818  (a status, not a failure)
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.code, self.text = code, text
+
+
+@asynccontextmanager
+async def _refusing() -> AsyncIterator[None]:
+    """Around a group of tasks: the first that ends the stream says how."""
+    refused: _Refused | None = None
+    try:
+        yield
+    except* _Refused as group:
+        refused = next(_leaves(group))
+    if refused:
+        raise refused
 
 
 def _leaves(group: BaseExceptionGroup[_Refused]) -> Iterator[_Refused]:

@@ -42,6 +42,11 @@ class Loop:
         self.took(time.monotonic() - begun)
 
 
+def gauge(registry: CollectorRegistry, metric: metrics.Metric) -> Gauge:
+    """A gauge of the catalogue."""
+    return Gauge(metric.name, metric.help, metric.labels, registry=registry)
+
+
 def counter(registry: CollectorRegistry, metric: metrics.Metric) -> Counter:
     """A counter of the catalogue."""
     return Counter(metric.name, metric.help, metric.labels, registry=registry)
@@ -57,7 +62,17 @@ class Observation:
         self.evaluate = Loop(self.registry, "evaluate")
         self.notify = Loop(self.registry, "notify")
         self.retention = Loop(self.registry, "retention")
+        self.capture_keep = Loop(self.registry, "capture_keep")
+        self.capture_orders = Loop(self.registry, "capture_orders")
+        self.advice_loop = Loop(self.registry, "advice")
         self.samples = counter(self.registry, metrics.SAMPLES_INGESTED_TOTAL)
         self.rejected = counter(self.registry, metrics.SAMPLES_REJECTED_TOTAL)
         self.dropped = counter(self.registry, metrics.DROPPED_TOTAL)
         self.notifications = counter(self.registry, metrics.NOTIFICATIONS_TOTAL)
+        self.captures = counter(self.registry, metrics.CAPTURES_TOTAL)
+        self.captures_ordered = counter(self.registry, metrics.CAPTURES_ORDERED_TOTAL)
+        self.captures_stored = gauge(self.registry, metrics.CAPTURES_STORED_BYTES)
+        self.captures_limit = gauge(self.registry, metrics.CAPTURES_LIMIT_BYTES)
+        self.advice = counter(self.registry, metrics.ADVICE_TOTAL)
+        self.advice_failed = counter(self.registry, metrics.ADVICE_FAILED_TOTAL)
+        self.advice_waiting = gauge(self.registry, metrics.ADVICE_WAITING)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from allocscope.collector import views
 from allocscope.collector.nodes import NodeState
@@ -28,7 +29,9 @@ class UnknownJob(LookupError):  # noqa: N818  (an error is named for what is wro
     """Nobody reported a job of that name."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"no reports of job {job_id[:100]!r}: it never reported, or aged out of retention")
+        super().__init__(
+            f"no reports of job {job_id[:100]!r}: it never reported, or aged out of retention (allocscope jobs, or /api/v1/jobs, lists those that there are)"
+        )
         self.job_id = job_id
 
 
@@ -60,10 +63,11 @@ class Questions:
         return {"items": items, "next_cursor": page.next_cursor}
 
     def devices(self, node: str | None, cursor: str | None, limit: int) -> Json:
-        """In the order in which they were first read."""
+        """In the order in which they were first read; who used one that was not read lately is not known any more."""
         page = self._repository.devices(node=node, cursor=cursor, limit=limit)
+        records = [record if self._is_fresh(record) else _without_processes(record) for record in page.items]
         return {
-            "items": [views.device(record, self._owners(record)) for record in page.items],
+            "items": [views.device(record, self._owners(record)) for record in records],
             "next_cursor": page.next_cursor,
         }
 
@@ -95,7 +99,7 @@ class Questions:
 
     def job(self, job_id: str) -> Json:
         """A job with its processes, allocators and latest events."""
-        record = self._job(job_id)
+        record = self.known_job(job_id)
         allocators = self._allocators(job_id, self._readings())
         processes = self._repository.processes(job=job_id, limit=PAGE).items
         events = self._repository.events(job=job_id, limit=20).items
@@ -108,7 +112,7 @@ class Questions:
 
     def bill(self, job_id: str) -> Json:
         """The bills of the devices that a job uses now."""
-        self._job(job_id)
+        self.known_job(job_id)
         uuids = {one["uuid"] for one in self._allocators(job_id, {}) if one["live"]}
         records = (self._repository.device(uuid) for uuid in sorted(uuids)[:PAGE])
         return {
@@ -120,7 +124,7 @@ class Questions:
         self, job_id: str, metric: str | Line, from_us: int | None, to_us: int | None, step_us: int | None
     ) -> Json:
         """A figure over time, of each of a job's allocators; by default the last quarter of an hour of its own time."""
-        self._job(job_id)
+        self.known_job(job_id)
         refs = self._repository.allocators(job=job_id, limit=MOST_SERIES).items
         if to_us is None:
             times = [
@@ -159,9 +163,7 @@ class Questions:
             view = views.job(record, self._allocators(record.job, readings))
             jobs_live += view["live"]
             states[view["state"] or "unknown"] += view["live"]
-        bills = [
-            r.reading.bill for r in readings.values() if r.reading.bill and now_us - r.received_us <= self._live_for_us
-        ]
+        bills = [r.reading.bill for r in readings.values() if r.reading.bill and self._is_fresh(r)]
         lines = Counter[Line]()
         for bill in bills:
             for entry in bill.entries:
@@ -195,7 +197,13 @@ class Questions:
 
     # what several need
 
-    def _job(self, job_id: str) -> JobRecord:
+    def live_processes(self, job: str) -> list[ProcessRecord]:
+        """Those of a job that live, the one that came last first."""
+        records = self._repository.processes(job=job, limit=MOST_RANKS).items
+        return [record for record in records if self._live(record)]
+
+    def known_job(self, job_id: str) -> JobRecord:
+        """A job that somebody reported; UnknownJob."""
         record = self._repository.job(job_id)
         if record is None:
             raise UnknownJob(job_id)
@@ -204,6 +212,9 @@ class Questions:
     def _readings(self) -> dict[str, ReadingRecord]:
         records = pages(lambda cursor: self._repository.devices(cursor=cursor, limit=PAGE))
         return {record.device.uuid: record for record in records}
+
+    def _is_fresh(self, record: ReadingRecord) -> bool:
+        return self._now_us() - record.received_us <= self._live_for_us
 
     def _owners(self, record: ReadingRecord) -> dict[str, Process]:
         """Of the processes that a bill or a list of processes names."""
@@ -245,3 +256,7 @@ class Questions:
     def _last_event(self, process_id: str, kind: EventKind) -> Event | None:
         items = self._repository.events(process_id=process_id, kind=kind, limit=1).items
         return items[0].event if items else None
+
+
+def _without_processes(record: ReadingRecord) -> ReadingRecord:
+    return replace(record, reading=replace(record.reading, processes=()))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 
-from allocscope.alerts.rules import RULES, Condition, Rule, Severity, Subject
+from allocscope.alerts.rules import RULES, Condition, Incident, Rule, Severity, Subject
 from allocscope.alerts.states import Alert, AlertState, Progress
 from allocscope.collector.fleet import Change
 from allocscope.storage.records import AlertRecord
@@ -26,9 +27,10 @@ def alert_record(change: Change, *, updated_us: int) -> AlertRecord:
         cause=condition.rule.cause,
         job=condition.subject.job,
         resolved_us=alert.resolved_us,
-        labels=alert.labels,
+        labels={**condition.place, **alert.labels},
         summary=condition.summary,
         description=condition.description + ended,
+        advice=condition.advice,
     )
 
 
@@ -46,22 +48,29 @@ def standing_alert(record: AlertRecord) -> Alert | None:
     rule = _RULES.get((record.name, record.severity))
     if rule is None:
         return None
-    condition = Condition(rule, _subject(record), record.summary, record.description)
     progress = Progress(AlertState.FIRING, since_us=record.at_us, fired_us=record.at_us, seen_us=record.at_us)
-    return Alert(condition, progress)
+    return Alert(_condition(rule, record), progress)
+
+
+def told_of(record: AlertRecord, alert: Alert) -> Alert:
+    """The end of an alert that was kept, as it was told."""
+    ended_us = record.resolved_us or record.at_us
+    return replace(alert, progress=replace(alert.progress, state=AlertState.RESOLVED, since_us=ended_us))
 
 
 def resolved(record: AlertRecord, *, at_us: int, reason: str) -> Change:
     """The end of an alert that was kept, and that nobody follows any more."""
     rule = _RULES.get((record.name, record.severity)) or Rule(
-        record.name, Severity(record.severity), 0.0, 0.0, "", "", record.cause
+        record.name, Severity(record.severity), Incident.MEMORY, 0.0, 0.0, "", "", record.cause
     )
     at_us = max(at_us, record.at_us)
     progress = Progress(AlertState.RESOLVED, since_us=at_us, fired_us=record.at_us, seen_us=at_us)
-    return Change(Alert(Condition(rule, _subject(record), record.summary, record.description), progress), None, reason)
+    return Change(Alert(_condition(rule, record), progress), reason)
 
 
-def _subject(record: AlertRecord) -> Subject:
+def _condition(rule: Rule, record: AlertRecord) -> Condition:
     labels = record.labels
     numbers = {name: int(labels[name]) for name in _NUMBERS if labels.get(name, "").isdecimal()}
-    return Subject(node=labels.get("node"), job=labels.get("job"), uuid=labels.get("uuid"), **numbers)
+    first = Subject(node=labels.get("node"), job=labels.get("job"), uuid=labels.get("uuid"), **numbers)
+    about = Subject(node=first.node) if rule.incident is Incident.UNWATCHED else Subject(job=first.job)
+    return Condition(rule, about, record.summary, record.description, first=first, advice=record.advice)

@@ -58,7 +58,11 @@ class Notifiers:
 
 def notifiers(settings: CollectorSettings, observation: Observation, *, page_address: str) -> Notifiers:
     """As the settings name them. AddressError: one cannot be an address."""
-    channels: list[Channel] = [Alertmanager(address, page_address=page_address) for address in settings.alertmanager]
-    channels += [Webhook(address) for address in settings.webhook]
+    runbook_address = settings.runbook_address
+    channels: list[Channel] = [
+        Alertmanager(address, page_address=page_address, runbook_address=runbook_address)
+        for address in settings.alertmanager
+    ]
+    channels += [Webhook(address, runbook_address=runbook_address) for address in settings.webhook]
     observer = _Observer(observation)
     return Notifiers([Notifier(channel, observer=observer) for channel in channels])

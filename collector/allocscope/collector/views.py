@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from allocscope.model import BillEntry, DeviceBill, DeviceReading, Forecast, Line, Process, State
@@ -39,6 +40,7 @@ def device(record: ReadingRecord, owners: Mapping[str, Process]) -> Json:
     reading = record.reading
     return {
         **_where(record),
+        "parent_uuid": reading.device.parent_uuid,
         "total_bytes": reading.device.total_bytes,
         "free_bytes": reading.free_bytes,
         "driver_bytes": reading.driver_bytes,
@@ -46,17 +48,24 @@ def device(record: ReadingRecord, owners: Mapping[str, Process]) -> Json:
         "received_us": record.received_us,
         "from_nvml": reading.from_nvml,
         "problem": reading.problem,
+        "problem_kind": reading.problem_kind,
         "bill": bill(reading.bill, owners),
-        "processes": [
-            {
-                "pid": process.pid,
-                "name": process.name,
-                "used_bytes": process.used_bytes,
-                **_owner(process.process_id, owners),
-            }
-            for process in reading.processes
-        ],
+        "processes": _users(reading, owners),
     }
+
+
+def _users(reading: DeviceReading, owners: Mapping[str, Process]) -> list[Json]:
+    """Who uses a device; those without a process_id have no probe."""
+    return [
+        {
+            "pid": process.pid,
+            "name": process.name,
+            "used_bytes": process.used_bytes,
+            **_owner(process.process_id, owners),
+            "owner": asdict(process.owner) if process.owner else None,
+        }
+        for process in reading.processes
+    ]
 
 
 def _where(record: ReadingRecord) -> Json:
@@ -87,8 +96,13 @@ def _owner(process_id: str | None, owners: Mapping[str, Process]) -> Json:
 
 
 def device_bill(record: ReadingRecord, owners: Mapping[str, Process]) -> Json:
-    """A device's bill, apart from what else is known of it."""
-    return {**_where(record), "time_us": record.reading.time_us, "bill": bill(record.reading.bill, owners)}
+    """A device's bill and who uses it, apart from what else is known of it."""
+    return {
+        **_where(record),
+        "time_us": record.reading.time_us,
+        "bill": bill(record.reading.bill, owners),
+        "processes": _users(record.reading, owners),
+    }
 
 
 def forecast(foreseen: Forecast | None) -> Json | None:
@@ -242,6 +256,7 @@ def alert(record: AlertRecord) -> Json:
         "labels": dict(record.labels),
         "summary": record.summary,
         "description": record.description,
+        "advice": record.advice,
     }
 
 

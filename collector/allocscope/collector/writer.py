@@ -24,6 +24,10 @@ log = structlog.get_logger(__name__)
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
+LATE_AT_ONCE_BYTES = 256 << 10
+"""So much of what is late is stored along with what is new, which must not wait for it long."""
+LATE_LOOKED_AT_S = 0.5
+"""How soon it is seen that there is time again for what is late."""
 DEFECTS_BORNE = 5
 """So often a batch that makes us fail in a way we do not know is tried, alone, before its pieces are."""
 
@@ -46,6 +50,8 @@ class Arrival:
     received_us: int
     done: Callable[[int, Sequence[Refusal]], None]
     """Called on the event loop, with the batch's number and what was refused of it."""
+    late: bool = False
+    """Newer ones of its daemon have overtaken it; it has time."""
 
     @property
     def size_bytes(self) -> int:
@@ -98,7 +104,11 @@ class _Entry:
         arrival = self.arrival
         try:
             self.batch, self.refused = decode(
-                arrival.claimed, node=arrival.node, daemon_id=arrival.daemon_id, received_us=arrival.received_us
+                arrival.claimed,
+                node=arrival.node,
+                daemon_id=arrival.daemon_id,
+                received_us=arrival.received_us,
+                late=arrival.late,
             )
         except Exception as error:  # (a batch that cannot be read must not stop the others)
             log.error("a batch cannot be read", node=arrival.node, sequence=arrival.claimed.sequence, exc_info=error)
@@ -125,6 +135,7 @@ class _Queue:
     """Entries between the loop and the thread."""
 
     entries: deque[_Entry] = field(default_factory=deque)
+    late: deque[_Entry] = field(default_factory=deque)
     changed: threading.Condition = field(default_factory=threading.Condition)
     closed: bool = False
 
@@ -140,10 +151,15 @@ class Writer:
         queue_bytes: int,
         commit_batches: int,
         stored: Callable[[Sequence[NodeBatch], Sequence[tuple[str, Refusal]]], None],
+        may_take_late: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`stored` is called on the writer's thread with what was just committed and what was refused; it must not block."""
+        """`stored` is called on the writer's thread with what was just committed and what was refused; it must not block.
+
+        `may_take_late`: whether there is time for what is late.
+        """
         self._store, self._observation, self._commit_batches, self._stored = store, observation, commit_batches, stored
-        self._budget = Budget(queue_bytes)
+        self._may_take_late = may_take_late
+        self._budget, self._late_budget = Budget(queue_bytes), Budget(queue_bytes // 4)
         self._queue = _Queue()
         self._stop = threading.Event()
         self._loop = asyncio.get_running_loop()
@@ -157,10 +173,14 @@ class Writer:
 
     async def put(self, arrival: Arrival) -> None:
         """Returns once there is room."""
-        taken_bytes = await self._budget.take(arrival.size_bytes)
+        taken_bytes = await self._budget_of(arrival).take(arrival.size_bytes)
         with self._queue.changed:
-            self._queue.entries.append(_Entry(arrival, taken_bytes))
+            queue = self._queue.late if arrival.late else self._queue.entries
+            queue.append(_Entry(arrival, taken_bytes))
             self._queue.changed.notify()
+
+    def _budget_of(self, arrival: Arrival) -> Budget:
+        return self._late_budget if arrival.late else self._budget
 
     async def close(self, timeout_s: float) -> None:
         """What waits is still stored, unless the database does not take it within that time; daemons then send it again."""
@@ -181,11 +201,24 @@ class Writer:
                 return
 
     def _next(self) -> list[_Entry]:
-        """What waits, up to one transaction's worth; nothing once the queue is closed and empty."""
-        with self._queue.changed:
-            self._queue.changed.wait_for(lambda: self._queue.entries or self._queue.closed)
-            count = min(len(self._queue.entries), self._commit_batches)
-            return [self._queue.entries.popleft() for _ in range(count)]
+        """What waits, up to one transaction's worth; nothing once the queue is closed and empty.
+
+        What is late gets the room that the others leave, and goes before them: what is newest is written last.
+        """
+        queue = self._queue
+        with queue.changed:
+            while not (queue.entries or queue.closed or self._has_time_for_late()):
+                queue.changed.wait(LATE_LOOKED_AT_S if queue.late else None)
+            count = min(len(queue.entries), self._commit_batches)
+            entries = [queue.entries.popleft() for _ in range(count)]
+            room_bytes, late = LATE_AT_ONCE_BYTES, list[_Entry]()
+            while room_bytes > 0 and len(late) + count < self._commit_batches and self._has_time_for_late():
+                late.append(queue.late.popleft())
+                room_bytes -= late[-1].taken_bytes
+            return late + entries
+
+    def _has_time_for_late(self) -> bool:
+        return bool(self._queue.late) and self._may_take_late()
 
     def _keep(self, entries: list[_Entry]) -> bool:
         """Until all is stored, or refused; False: the process ends before."""
@@ -275,7 +308,7 @@ class Writer:
             for refusal in entry.refused:
                 self._observation.rejected.labels(refusal.reason).inc(refusal.count)
             entry.arrival.done(entry.arrival.claimed.sequence, entry.refused)
-            self._budget.give_back(entry.taken_bytes)
+            self._budget_of(entry.arrival).give_back(entry.taken_bytes)
 
     def _fails(self, error: Exception) -> None:
         if self.failing is None:

@@ -10,37 +10,48 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import structlog
 
+from allocscope.daemon.capture_side import CaptureSide
+from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.config import DaemonSettings, default_socket, default_spool
 from allocscope.daemon.devices import Devices
+from allocscope.daemon.durable import write_atomically
 from allocscope.daemon.errors import AddressesError, GroupError, SocketError
-from allocscope.daemon.exposition import MetricsServer, NodeCollector, NodeView
-from allocscope.daemon.intake import ClosedBatch, Intake
-from allocscope.daemon.listen import bind, new_server
+from allocscope.daemon.exposition import NodeCollector, NodeView
+from allocscope.daemon.intake import Intake
+from allocscope.daemon.jobs_server import JobsServer
+from allocscope.daemon.kubelet import Kubelet
+from allocscope.daemon.listen import listen
+from allocscope.daemon.losses import Losses
+from allocscope.daemon.metrics_server import MetricsServer
 from allocscope.daemon.node import Node
-from allocscope.daemon.nvml import SWITCHED_OFF, Nvml, NvmlWatch, load_pynvml, problems
+from allocscope.daemon.nvml import SWITCHED_OFF, Nvml, NvmlRound, load_pynvml
+from allocscope.daemon.nvml_problems import ProblemNews
+from allocscope.daemon.nvml_watch import NvmlWatch
 from allocscope.daemon.observed import Observed
+from allocscope.daemon.outbox import Outbox
+from allocscope.daemon.owners import Owners
+from allocscope.daemon.peers import Peers
 from allocscope.daemon.procfs import Procfs
+from allocscope.daemon.rights import folder_risk, what_is_lost
 from allocscope.daemon.service import ProbeService
-from allocscope.daemon.spool import Spool, SpooledBatch, write_atomically
-from allocscope.daemon.spool_thread import SpoolThread
+from allocscope.daemon.spool import Spool
+from allocscope.daemon.status import status, with_status
 from allocscope.daemon.uplink import CollectorUplink
 from allocscope.proto.v1.collector_service_pb2 import NodeHello
 
 log = structlog.get_logger()
 
-HEARTBEAT_S = 10.0
-"""A node without devices and jobs says at least so often that it is there."""
-UNWRITTEN_BYTES = 16 << 20
-"""What is kept in memory while the spool cannot be written."""
 SERVER_GRACE_S = 0.5
+LEAST_PAUSE_S = 0.02
+"""Between two rounds, however many jobs ask for one."""
 
 
 class Daemon:
@@ -50,27 +61,53 @@ class Daemon:
         """Takes what it needs of the machine; DaemonError: that is not to be had."""
         root = os.geteuid() == 0
         self._settings = settings
+        way = CollectorWay.of(settings)
+        for warning in way.warnings():
+            log.warning("a secret is open to others", file=warning)
         self._node_name = settings.node or socket.gethostname()
         self._socket = settings.socket or default_socket(os.environ, root=root)
         self._observed = observed = Observed()
         self._node = Node()
         self._hasten = asyncio.Event()
         self._intake = Intake(self._hasten.set)
-        self._devices = Devices(self._node, Procfs())
+        procfs, kubelet = Procfs(settings.proc), Kubelet(settings.kubelet_socket, settings.pod_logs)
+        self._owners = Owners(procfs, kubelet, round_=observed.owners.round, question=observed.kubelet.round)
+        self._devices = Devices(self._node, procfs, self._owners)
+        self._peers = Peers(procfs)
+        self._lost = what_is_lost(procfs, settings.kubelet_socket)
         self._watch = self._new_watch(load_nvml) if settings.nvml else None
-        self._told: set[str] = set()
-        self._unwritten: deque[tuple[SpooledBatch, ClosedBatch]] = deque()
-        self._last_closed_s = 0.0
-        self._write_failed = False
+        self._news = ProblemNews()
 
         self._view = NodeView()
         observed.registry.register(NodeCollector(self._node_name, _version(), lambda: self._view))
-        self._metrics = MetricsServer(settings.metrics_listen, observed.registry)
-        self._spool = Spool(settings.spool or default_spool(os.environ, root=root), settings.spool_limit_bytes)
-        self._next_sequence = self._spool.next_sequence
-        self._disk = SpoolThread(self._spool)
-        self._service = ProbeService(self._node, self._intake, observed, self._devices.total_bytes)
-        self._uplink = CollectorUplink(settings.collector, self._hello(), self._disk, observed, self._service.order)
+        self._metrics = MetricsServer(settings.metrics_listen, observed.registry, partial(with_status, self._status))
+        spool_folder = settings.spool or default_spool(os.environ, root=root)
+        self._spool = Spool(spool_folder, settings.spool_limit_bytes, limit_age_s=settings.spool_limit_age_s)
+        losses = Losses(observed, self._intake)
+        self._outbox = Outbox(self._spool, self._intake, losses, observed)
+        self._captures = CaptureSide(
+            settings,
+            way,
+            self._node_name,
+            self._socket,
+            spool_folder,
+            self._node,
+            self._intake,
+            self._devices,
+            observed,
+        )
+        self._service = ProbeService(
+            self._node, self._intake, observed, self._captures.orders, self._devices.total_bytes
+        )
+        self._uplink = CollectorUplink(
+            way,
+            self._hello(),
+            self._outbox,
+            observed,
+            losses,
+            self._service.order,
+            backlog_bytes_per_s=settings.backlog_bytes_per_s,
+        )
 
     @property
     def metrics_address(self) -> str:
@@ -79,36 +116,39 @@ class Daemon:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set."""
-        server = new_server(self._service)
+        server = JobsServer(self._service, self._peers.of)
         try:
-            bind(server, self._socket, group=self._settings.socket_group, mode=int(self._settings.socket_mode, 8))
+            listener = listen(self._socket, group=self._settings.socket_group, mode=int(self._settings.socket_mode, 8))
         except (SocketError, GroupError):
-            await self._disk.close()
+            await self._outbox.close()
             self._metrics.close()
             raise
-        await server.start()
+        await server.start(listener.socket)
         self._metrics.start()
         if self._watch:
             self._watch.start()
+        self._owners.start(time.monotonic)
         uplink = asyncio.create_task(self._uplink.run())
+        self._captures.start()
         try:
             self._say_ready()
             await self._go_round(stopping)
         finally:
             log.info("stopping")
-            with suppress(OSError):
-                self._socket.unlink()
+            listener.unlink()
+            await self._captures.end()
             stopped = asyncio.create_task(server.stop(SERVER_GRACE_S))
             await self._round()
             await stopped
             await self._round()  # what came in the grace
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._uplink.drain(self._next_sequence - 1), self._settings.drain_s)
+                await asyncio.wait_for(self._uplink.drain(self._outbox.last_sequence), self._settings.drain_s)
             uplink.cancel()
             await asyncio.wait([uplink])
             if self._watch:
                 self._watch.stop()
-            await self._disk.close()
+            self._owners.stop()
+            await self._outbox.close()
             self._metrics.close()
             log.info("stopped", waiting=self._spool.batches)
 
@@ -120,18 +160,22 @@ class Daemon:
             hasten = asyncio.create_task(self._hasten.wait())
             await asyncio.wait([stop, hasten], timeout=self._settings.interval_s, return_when=asyncio.FIRST_COMPLETED)
             hasten.cancel()
+            is_hastened = self._hasten.is_set()
             self._hasten.clear()
-            await self._round()
+            await self._round(is_hastened=is_hastened)
+            await asyncio.wait([stop], timeout=LEAST_PAUSE_S)
 
-    async def _round(self) -> None:
+    async def _round(self, *, is_hastened: bool = True) -> None:
         """Make the bills, close the batch, write it, and tell those who wait for it."""
         try:
             with self._observed.bill.round():
                 self._take_stock()
         except Exception:  # what is wrong with one round's figures must not end the rounds
             log.exception("no bill this time")
-        self._close_batch()
-        await self._write()
+        self._outbox.close_batch(_wall_us())
+        await self._outbox.write()
+        self._outbox.tell(at_once=is_hastened)
+        self._uplink.wake()
 
     def _take_stock(self) -> None:
         """Who is here, what the devices say, and what /metrics is to show."""
@@ -144,88 +188,30 @@ class Daemon:
         ):
             log.info("process gone", job=gone.process.job, rank=gone.process.rank, process=gone.process.process_id)
         latest = self._watch.latest() if self._watch else SWITCHED_OFF
-        self._tell(tuple(problems(latest)))
+        self._tell(latest, now_s)
         readings = self._devices.read(latest, _wall_us())
         self._intake.add_readings(readings, [a.message for a in self._node if a.allocators])
         self._view = NodeView(
             readings=readings,
             allocators=tuple(self._devices.allocators(readings)),
             processes=tuple(attached.process for attached in self._node),
-            nvml_up=latest.problem is None,
+            nvml=latest,
             connected=self._uplink.is_connected,
-            spool_bytes=self._spool.bytes,
+            spool_bytes=self._spool.size_bytes,
             spool_limit_bytes=self._settings.spool_limit_bytes,
             spool_batches=self._spool.batches,
+            capture_spool_bytes=self._captures.spool.bytes,
+            capture_spool_limit_bytes=self._captures.spool.limit_bytes,
+            capture_spool_captures=len(self._captures.spool),
         )
 
-    def _close_batch(self) -> None:
-        now_s = time.monotonic()
-        if self._intake.is_empty and now_s - self._last_closed_s < HEARTBEAT_S:
-            return
-        self._last_closed_s = now_s
-        first = max(self._next_sequence, self._spool.next_sequence)  # a collector may know of more than the spool does
-        for closed in self._intake.close(first, _wall_us()):
-            self._next_sequence = closed.batch.sequence + 1
-            spooled = SpooledBatch(closed.batch.sequence, closed.batch.SerializeToString(), closed.counts)
-            self._unwritten.append((spooled, closed))
-        if self._intake.too_large:
-            log.warning("too large for a batch", **self._intake.too_large)
-            for what, count in self._intake.too_large.items():
-                self._observed.dropped.add(count, what, "too_large")
-            self._intake.too_large.clear()
-
-    async def _write(self) -> None:
-        batches = [spooled for spooled, _ in self._unwritten]
-        if not batches:
-            return
-        try:
-            with self._observed.spool_write.round():
-                await self._disk.write(batches)
-        except OSError as error:
-            if not self._write_failed:
-                log.error(
-                    "the spool cannot be written; kept in memory, tried again", why=error.strerror, batches=len(batches)
-                )
-            self._write_failed = True
-            self._give_up_the_oldest()
-            return
-        if self._write_failed:
-            log.info("the spool can be written again")
-            self._write_failed = False
-        for _ in batches:
-            self._unwritten.popleft()[1].acknowledge()
-        self._count_losses()
-        self._uplink.wake()
-
-    def _give_up_the_oldest(self) -> None:
-        """Of what could not be written, while there is too much."""
-        while len(self._unwritten) > 1 and sum(len(s.payload) for s, _ in self._unwritten) > UNWRITTEN_BYTES:
-            lost, given_up = self._unwritten.popleft()
-            self._intake.inherit(given_up)
-            self._count_loss("spool_write_failed", 1, lost.counts.samples, lost.counts.block_maps, lost.counts.events)
-
-    # what is told
-
-    def _count_losses(self) -> None:
-        while self._spool.lost:
-            loss = self._spool.lost.pop()
-            self._count_loss(loss.reason, loss.batches, loss.counts.samples, loss.counts.block_maps, loss.counts.events)
-
-    def _count_loss(self, reason: str, batches: int, samples: int, block_maps: int, events: int) -> None:
-        counts = {"batches": batches, "samples": samples, "block_maps": block_maps, "events": events}
-        log.warning("lost from the spool", reason=reason, **counts)
-        for what, count in counts.items():
-            if count:
-                self._observed.dropped.add(count, what, reason)
-
-    def _tell(self, problems: tuple[str, ...]) -> None:
+    def _tell(self, latest: NvmlRound, now_s: float) -> None:
         """Log what is wrong with NVML when it begins, and when it is over."""
-        now = set(problems)
-        for problem in now - self._told:
-            log.warning("nvml", problem=problem)
-        if self._told and not now:
-            log.info("nvml is well again")
-        self._told = now
+        begun, well = self._news.step(latest.problems(), now_s)
+        for where, problem in begun.items():
+            log.warning("nvml", where=where, kind=problem.kind.value, problem=problem.text)
+        for where in well:
+            log.info("nvml is well again", where=where)
 
     def _say_ready(self) -> None:
         addresses = {"metrics": self._metrics.address, "socket": os.fspath(self._socket), "pid": os.getpid()}
@@ -234,7 +220,14 @@ class Daemon:
                 write_atomically(file, json.dumps(addresses) + "\n")
             except OSError as error:
                 raise AddressesError(file, error.strerror or str(error)) from error
+        for lost in filter(None, (*self._lost, self._peers.problem)):
+            log.info("this daemon's rights", lost=lost)
+        if risk := folder_risk(self._socket, os.geteuid()):
+            log.warning("others could come between jobs and daemon", why=risk)
         log.info("ready", node=self._node_name, collector=self._settings.collector, **addresses)
+
+    def _status(self) -> Mapping[str, Any]:
+        return status(self._view, node=self._node_name, version=_version(), socket=self._socket)
 
     def _hello(self) -> NodeHello:
         address = self._settings.metrics_address or self._metrics.reachable_address(socket.gethostname())
@@ -249,7 +242,7 @@ class Daemon:
             interval_s=settings.nvml_interval_s,
             timeout_s=settings.nvml_timeout_s,
             clock=time.monotonic,
-            on_round=lambda seconds, went_well: loop.took(seconds) if went_well else loop.failed(),
+            on_read=lambda seconds, went_well: loop.took(seconds) if went_well else loop.failed(),
         )
 
 

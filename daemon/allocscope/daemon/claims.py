@@ -6,19 +6,25 @@ Pure. `WireError` says what cannot be, with a fixed word for the counter and a t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from allocscope.model.blocks import BlockMap
+from allocscope.model.captures import Capture
 from allocscope.model.events import Event
 from allocscope.model.identity import AllocatorRef, Process
 from allocscope.model.sample import SampleChunk
 from allocscope.model.wire import WireError
+from allocscope.proto.v1 import block_map_pb2, identity_pb2, sample_pb2
+
+if TYPE_CHECKING:
+    from allocscope.daemon.peers import Peer
 
 LARGEST_DEVICE_INDEX = 1023
 MOST_DEVICES = 256
 MOST_SAMPLES = 8192
 """In one chunk; a probe sends a few hundred at most."""
 MOST_GROUPS = 4096
-MOST_SIZE_CLASSES = 512
+MOST_SIZE_CLASSES, MOST_SIZE_CLASSES_OF_MAP = 512, 32_768
 LONGEST_NAME = 256
 LONGEST_CONF = 4096
 LARGEST_HELLO_BYTES = 12 << 10
@@ -46,10 +52,29 @@ RESERVED = ("allocated_bytes", "active_bytes", "inactive_split_bytes", "private_
 """Columns that cannot be more than what is reserved."""
 
 
-def check_process(process: Process, size_bytes: int) -> None:
-    """A hello, and how large it came."""
-    if size_bytes > LARGEST_HELLO_BYTES:
-        raise WireError("too_long", f"a hello of {size_bytes} bytes (at most {LARGEST_HELLO_BYTES})")
+def check_size(message: identity_pb2.Process | sample_pb2.SampleChunk | block_map_pb2.BlockMap) -> None:
+    """How much is in a message, before anything is made of it: a million things that hold nothing fit into 2 MiB."""
+    match message:
+        case identity_pb2.Process():
+            if (size_bytes := message.ByteSize()) > LARGEST_HELLO_BYTES:
+                raise WireError("too_long", f"a hello of {size_bytes} bytes (at most {LARGEST_HELLO_BYTES})")
+        case sample_pb2.SampleChunk():
+            if (samples := len(message.sequence)) > MOST_SAMPLES:
+                raise WireError("too_many_samples", f"{samples} samples in one chunk (at most {MOST_SAMPLES})")
+        case block_map_pb2.BlockMap():
+            if (groups := len(message.groups)) > MOST_GROUPS:
+                raise WireError("too_many_groups", f"{groups} groups in one block map (at most {MOST_GROUPS})")
+            sizes = [[len(g.free_stranded), len(g.free_releasable), len(g.live)] for g in message.groups]
+            if (classes := max(map(max, sizes), default=0)) > MOST_SIZE_CLASSES:
+                text = f"{classes} size classes in one group (at most {MOST_SIZE_CLASSES})"
+                raise WireError("too_many_classes", text)
+            if (classes := sum(map(sum, sizes))) > MOST_SIZE_CLASSES_OF_MAP:
+                text = f"{classes} size classes in one block map (at most {MOST_SIZE_CLASSES_OF_MAP})"
+                raise WireError("too_many_classes", text)
+
+
+def check_process(process: Process) -> None:
+    """A hello."""
     if len(process.process_id) != 32 or set(process.process_id) - set("0123456789abcdef"):
         raise WireError("process_id", f"a process id is 32 hex digits, not {process.process_id[:64]!r}")
     named = {
@@ -89,10 +114,18 @@ def check_allocator(ref: AllocatorRef, process: Process) -> None:
         )
 
 
+def check_peer(process: Process, peer: Peer) -> None:
+    """A hello against whose connection it came on. Where the kernel does not tell the process, its user stands for it.
+
+    Its start is not looked at: the kernel's word is better, and a clock that was set would make liars of honest jobs.
+    """
+    own_pid = peer.own_pid
+    if own_pid is not None and own_pid != process.pid:
+        raise WireError("foreign_pid", f"a hello of pid {process.pid} on a connection of pid {own_pid}'s")
+
+
 def check_chunk(chunk: SampleChunk, total_bytes: int | None) -> None:
     """Counters; `total_bytes` is the device's memory as the node knows it."""
-    if len(chunk) > MOST_SAMPLES:
-        raise WireError("too_many_samples", f"{len(chunk)} samples in one chunk (at most {MOST_SAMPLES})")
     columns = chunk.columns
     claimed = max(columns.get("device_total_bytes", ()), default=0)
     total = LARGEST_DEVICE_BYTES if total_bytes is None else total_bytes + SLACK_BYTES
@@ -117,16 +150,10 @@ def _check_against_reserved(columns: Mapping[str, tuple[int, ...]]) -> None:
 
 def check_block_map(block_map: BlockMap, total_bytes: int | None) -> None:
     """A block map; each group adds up already (`allocscope.model.wire`)."""
-    if len(block_map.groups) > MOST_GROUPS:
-        raise WireError("too_many_groups", f"{len(block_map.groups)} groups in one block map (at most {MOST_GROUPS})")
     reserved = sum(group.reserved_bytes for group in block_map.groups)
     total = LARGEST_DEVICE_BYTES if total_bytes is None else total_bytes + SLACK_BYTES
     if reserved > total:
         raise WireError("out_of_range", f"a block map holds {reserved} bytes, the device has {total_bytes}")
-    for group in block_map.groups:
-        classes = max(len(group.free_stranded), len(group.free_releasable), len(group.live))
-        if classes > MOST_SIZE_CLASSES:
-            raise WireError("too_many_classes", f"{classes} size classes in one group (at most {MOST_SIZE_CLASSES})")
 
 
 def check_event(event: Event, process: Process) -> None:
@@ -139,6 +166,17 @@ def check_event(event: Event, process: Process) -> None:
         raise WireError("too_long", f"an event's message has {len(event.message)} letters (at most {LONGEST_MESSAGE})")
     if event.message and "\0" in event.message:
         raise WireError("unprintable", "an event's message holds a NUL, which no database keeps")
+
+
+def check_capture(capture: Capture) -> None:
+    """What a note says of its capture. Its device may be one that the process does not have: who asked for that is told so."""
+    if capture.problem and len(capture.problem) > LONGEST_MESSAGE:
+        raise WireError(
+            "too_long", f"a capture's problem has {len(capture.problem)} letters (at most {LONGEST_MESSAGE})"
+        )
+    if capture.problem and "\0" in capture.problem:
+        raise WireError("unprintable", "a capture's problem holds a NUL, which no database keeps")
+    _check_text("device's uuid", capture.device_uuid, LONGEST_NAME)
 
 
 def _check_text(what: str, text: str | None, longest: int) -> None:

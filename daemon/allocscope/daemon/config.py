@@ -40,12 +40,51 @@ class DaemonSettings:
     collector: str = setting("127.0.0.1:9465", check=host_port)
     """HOST:PORT of the collector's gRPC. While it is away everything waits in the spool."""
 
+    collector_tls: bool = False
+    """Whether to speak TLS to a collector whose certificate is of a CA that this machine trusts; collector_ca switches it on, too."""
+
+    collector_ca: Path | None = None
+    """PEM of the CA (or CAs) of the collector's certificate. This and the files below are read anew for each connection, so that they may
+    be exchanged while the daemon runs."""
+
+    collector_certificate: Path | None = None
+    """PEM of this daemon's certificate with its chain, where the collector asks for one; it must name the node."""
+
+    collector_key: Path | None = None
+    """PEM of its private key, not encrypted."""
+
+    collector_token_file: Path | None = None
+    """A file with one token, sent to the collector over TLS, where it asks for one."""
+
+    collector_server_name: str | None = setting(
+        None, check=lambda value: None if value else "must be a name, not empty"
+    )
+    """The name that the collector's certificate must have, where it is not the address's HOST."""
+
     spool: Path | None = None
     """The folder of what the collector has not acknowledged; by default /var/lib/allocscope/spool, without root under
     $XDG_STATE_HOME (~/.local/state)."""
 
     spool_limit_bytes: int = setting(1 << 30, at_least=1 << 20)
-    """At which size the oldest batches are dropped. A GiB holds about a week of a node with 16 jobs."""
+    """At which size the oldest block maps are dropped, and once there are none, the oldest batches. A GiB holds some days of a
+    node with 16 jobs."""
+
+    spool_limit_age_s: float = setting(7 * 86400.0, at_least=3600)
+    """A batch that the collector has not taken for so long is dropped."""
+
+    backlog_bytes_per_s: int = setting(256 << 10, at_least=1 << 10)
+    """How fast batches that waited go to the collector at most, once it is back; new ones go first. A node with 16 jobs makes some
+    KB a second, so that an hour's outage is made up for in about a minute; a collector with a whole fleet may take longer."""
+
+    captures_limit_bytes: int = setting(2 << 30, at_least=1 << 20)
+    """At which size the oldest captures, compressed, that the collector has not taken are dropped; they lie in the spool's folder. What
+    jobs leave beside the socket may have four times as much, until it is compressed."""
+
+    capture_largest_bytes: int = setting(1 << 30, at_least=1 << 16)
+    """The largest snapshot that is taken, as PyTorch writes it; of a larger one, only what is known without it."""
+
+    capture_bytes_per_s: int = setting(16 << 20, at_least=1 << 16)
+    """How fast captures go to the collector at most, compressed, so that they are in nobody's way."""
 
     metrics_listen: str = setting(f"127.0.0.1:{METRICS_PORT}", check=host_port)
     """HOST:PORT of /metrics. Loopback by default: nothing is open to a network that nobody asked for; port 0: any free one."""
@@ -57,18 +96,29 @@ class DaemonSettings:
     addresses_file: Path | None = None
     """A file to write, once everything is ready: JSON with metrics (HOST:PORT as bound), socket and pid."""
 
-    interval_s: float = setting(1.0, at_least=0.05, at_most=10)
-    """Between two batches: bills are made, the batch is written to disk, and the jobs' data in it acknowledged. A crash loses
-    at most this much of what a job keeps no longer."""
+    interval_s: float = setting(2.0, at_least=0.05, at_most=10)
+    """Between two batches: bills are made, the batch is written to disk and goes to the collector. What happened in a job (an OOM, its
+    end) does not wait for it. About half of a daemon's cost goes by it."""
 
     nvml: bool = True
     """Whether to read NVML; without, the daemon knows what the jobs know of their devices."""
 
-    nvml_interval_s: float = setting(1.0, at_least=0.1, at_most=300)
-    """Between two rounds of NVML readings; a round of eight devices takes some milliseconds."""
+    nvml_interval_s: float = setting(2.0, at_least=0.1, at_most=300)
+    """Between two readings of each device by NVML; bills are made no oftener by default (`interval_s`)."""
 
     nvml_timeout_s: float = setting(5.0, at_least=0.1, at_most=300)
-    """How long a round may take before its figures count as not known; a driver in trouble answers after minutes, or never."""
+    """How long a device may take before its figures count as not known; a driver in trouble answers after minutes, or never."""
+
+    proc: Path = Path("/proc")
+    """Where the processes of the node are to be seen. In a container that has a pid namespace of its own /proc shows only its own;
+    mount the node's somewhere else and name that."""
+
+    kubelet_socket: Path = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
+    """Where the kubelet tells which pod was given which device (PodResources), to put names to the pods of processes; where there is
+    none, nobody is asked."""
+
+    pod_logs: Path = Path("/var/log/pods")
+    """The kubelet's folder of logs: the names of its folders, and no more is read, say the name of a pod whose UID is known."""
 
     gone_after_s: float = setting(30.0, at_least=1, at_most=3600)
     """How long a job's process without a stream is kept in the bill; longer than a probe's pause between two attempts (5 s)."""

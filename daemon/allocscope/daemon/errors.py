@@ -3,6 +3,7 @@
 DaemonError
 ├── SocketError     the probes' socket cannot be had
 ├── GroupError      the socket cannot be given to that group
+├── CredentialsError  what is to prove who we are, or who the collector is, cannot be used
 ├── ListenError     the address of /metrics cannot be had
 └── SpoolError      the spool's folder cannot be used
     └── SpoolTaken  by another daemon
@@ -31,6 +32,10 @@ class GroupError(DaemonError):
     def __init__(self, group: str, why: str) -> None:
         super().__init__(f"cannot give the jobs' socket to the group {group}: {why} (--socket-group names another)")
         self.group = group
+
+
+class CredentialsError(DaemonError):
+    """A certificate, key or token cannot be used, or they do not fit together."""
 
 
 class ListenError(DaemonError):

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from allocscope.daemon.errors import ListenError
+from allocscope.daemon.nvml import SWITCHED_OFF, NvmlRound
+from allocscope.daemon.nvml_device import NvmlDevice
 from allocscope.model import metrics
 from allocscope.model.identity import Device, Process
 from allocscope.model.node import DeviceReading
 from allocscope.model.sample import Sample
-
-MOST_SCRAPES = 8
-"""At a time; who comes later is turned away."""
-SCRAPE_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +36,14 @@ class NodeView:
     readings: tuple[DeviceReading, ...] = ()
     allocators: tuple[AllocatorView, ...] = ()
     processes: tuple[Process, ...] = ()
-    nvml_up: bool = False
+    nvml: NvmlRound = SWITCHED_OFF
     connected: bool = False
     spool_bytes: int = 0
     spool_limit_bytes: int = 0
     spool_batches: int = 0
+    capture_spool_bytes: int = 0
+    capture_spool_limit_bytes: int = 0
+    capture_spool_captures: int = 0
 
 
 class NodeCollector(Collector):
@@ -69,11 +64,15 @@ class NodeCollector(Collector):
     def _of_node(self, view: NodeView) -> Iterator[Family]:
         yield _figures(metrics.BUILD_INFO, {(self._version,): 1})
         yield _figures(metrics.PROCESSES, {(): len(view.processes)})
-        yield _figures(metrics.NVML_UP, {(): int(view.nvml_up)})
+        yield _figures(metrics.NVML_UP, {(): int(view.nvml.problem is None)})
+        yield _figures(metrics.NVML_PROBLEM, {(p.kind,): 1 for p in (view.nvml.problem,) if p})
         yield _figures(metrics.COLLECTOR_CONNECTED, {(): int(view.connected)})
         yield _figures(metrics.SPOOL_BYTES, {(): view.spool_bytes})
         yield _figures(metrics.SPOOL_LIMIT_BYTES, {(): view.spool_limit_bytes})
         yield _figures(metrics.SPOOL_BATCHES, {(): view.spool_batches})
+        yield _figures(metrics.CAPTURE_SPOOL_BYTES, {(): view.capture_spool_bytes})
+        yield _figures(metrics.CAPTURE_SPOOL_LIMIT_BYTES, {(): view.capture_spool_limit_bytes})
+        yield _figures(metrics.CAPTURE_SPOOL_CAPTURES, {(): view.capture_spool_captures})
         yield from self._of_devices(view)
         yield from self._of_allocators(view)
 
@@ -81,8 +80,17 @@ class NodeCollector(Collector):
         devices = [reading.device for reading in view.readings]
         totals = {(*self._labels(d), d.model or ""): d.total_bytes for d in devices if d.total_bytes is not None}
         yield _figures(metrics.DEVICE_MEMORY_TOTAL_BYTES, totals)
-        problems = {self._labels(r.device): int(r.problem is not None) for r in view.readings if _has_nvml(r)}
-        yield _figures(metrics.DEVICE_PROBLEM, problems)
+        problems = [(device, device.problem) for device in view.nvml.devices if device.problem]
+        yield _figures(metrics.DEVICE_PROBLEM, {(*self._labels(d), problem.kind): 1 for d, problem in problems})
+        told = {device.uuid for device in view.nvml.devices if device.processes is not None}
+        yield _figures(
+            metrics.PROCESSES_WITHOUT_PROBE,
+            {
+                self._labels(reading.device): sum(1 for process in reading.processes if process.process_id is None)
+                for reading in view.readings
+                if reading.device.uuid in told
+            },
+        )
         whose = {process.process_id: process for process in view.processes}
         lines = _Sums()
         for reading in view.readings:
@@ -109,7 +117,7 @@ class NodeCollector(Collector):
         for metric, figures in (*sums.items(), *largest.items()):
             yield _figures(metric, figures)
 
-    def _labels(self, device: Device) -> tuple[str, str, str]:
+    def _labels(self, device: Device | NvmlDevice) -> tuple[str, str, str]:
         return (self._node, str(device.index), device.uuid)
 
 
@@ -139,99 +147,9 @@ def _job_labels(process: Process | None) -> tuple[str, str]:
     return (process.job, "" if process.rank is None else str(process.rank))
 
 
-def _has_nvml(reading: DeviceReading) -> bool:
-    return reading.from_nvml or reading.problem is not None
-
-
 def _figures(metric: metrics.Metric, figures: dict[Any, int]) -> Family:
     make = CounterMetricFamily if metric.kind is metrics.Kind.COUNTER else GaugeMetricFamily
     family = make(metric.name, metric.help, labels=metric.labels)
     for labels, figure in figures.items():
         family.add_metric(labels, figure)
     return family
-
-
-class MetricsServer:
-    """An HTTP server in threads of its own, a few at a time."""
-
-    def __init__(self, address: str, registry: CollectorRegistry) -> None:
-        """Takes the address; it answers once it is started."""
-        self._host, _, port = address.rpartition(":")
-        try:
-            self._server = _new_server(self._host.strip("[]"), int(port))
-        except OSError as error:
-            raise ListenError(address, error.strerror or str(error)) from error
-        self._server.set_app(make_wsgi_app(registry))
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
-
-    @property
-    def address(self) -> str:
-        """HOST:PORT as bound."""
-        return f"{self._host}:{self._server.server_port}"
-
-    def reachable_address(self, host_name: str) -> str:
-        """HOST:PORT for others: with the host's name where it listens on every interface."""
-        everywhere = self._host in ("0.0.0.0", "[::]")
-        return f"{host_name}:{self._server.server_port}" if everywhere else self.address
-
-    def start(self) -> None:
-        """Begin to answer."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Answer no more."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
-
-class _Server(WSGIServer):
-    """One thread a scrape, a few at a time."""
-
-    daemon_threads = True
-
-    def __init__(self, *arguments: Any) -> None:
-        self._room = threading.BoundedSemaphore(MOST_SCRAPES)
-        super().__init__(*arguments)
-
-    def server_bind(self) -> None:
-        """Without WSGIServer's look-up of the host's full name, which may wait for a DNS server."""
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a restart need not wait for TIME_WAIT
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """In a thread, if there is room."""
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        threading.Thread(target=self._answer, args=(request, client_address), daemon=True).start()
-
-    def _answer(self, request: Any, client_address: Any) -> None:
-        try:
-            self.finish_request(request, client_address)
-        except Exception:  # noqa: BLE001 (a client that went away in the middle)
-            pass
-        finally:
-            self._room.release()
-            with suppress(OSError):
-                self.shutdown_request(request)
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = SCRAPE_TIMEOUT_S
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (its name there)
-        """Scrapes are not logged."""
-
-
-def _new_server(host: str, port: int) -> _Server:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-    class Server(_Server):
-        address_family = family
-
-    return Server((host, port), _Handler)

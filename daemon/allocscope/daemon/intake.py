@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from allocscope.daemon.open_batch import OpenBatch
 from allocscope.daemon.parts import parts
-from allocscope.daemon.spool import Counts
+from allocscope.daemon.spool_frames import Counts
 from allocscope.model.node import DeviceReading
 from allocscope.model.wire import reading_to_wire
 from allocscope.proto.v1 import block_map_pb2, collector_service_pb2, event_pb2, identity_pb2, sample_pb2
@@ -36,46 +37,21 @@ class ClosedBatch:
     def __init__(self, batch: collector_service_pb2.Batch, counts: Counts, owed: Mapping[Owed, int]) -> None:
         self.batch, self.counts, self.owed = batch, counts, owed
 
-    def acknowledge(self) -> None:
-        """It is on disk."""
-        for stream, sequence in self.owed.items():
-            stream.acknowledge(sequence)
 
-
-class _OpenBatch:
-    """A batch that is still being filled."""
+class _OpenBatch(OpenBatch):
+    """With those who wait for it."""
 
     def __init__(self) -> None:
-        self.batch = collector_service_pb2.Batch()
-        self.bytes = 0
-        self.processes: dict[str, identity_pb2.Process] = {}
+        super().__init__()
         self.owed: dict[Owed, int] = {}
-        self._last_chunks: dict[tuple[str, str], tuple[sample_pb2.SampleChunk, frozenset[str]]] = {}
 
     @property
     def is_empty(self) -> bool:
-        return not self.owed and not self.processes and not self.batch.ByteSize()
-
-    def add_chunk(self, chunk: sample_pb2.SampleChunk) -> None:
-        """Joined to the allocator's last ones where the same figures are known, so that columns are long."""
-        allocator = (chunk.allocator.process_id, chunk.allocator.device_uuid)
-        known = frozenset(field.name for field, _ in chunk.ListFields())
-        last, last_known = self._last_chunks.get(allocator, (None, None))
-        if last is not None and known == last_known and last.sequence[-1] < chunk.sequence[0]:
-            last.MergeFrom(chunk)
-        else:
-            self.batch.samples.append(chunk)
-            self._last_chunks[allocator] = (self.batch.samples[-1], known)
-
-    def add_process(self, process: identity_pb2.Process) -> None:
-        if process.process_id not in self.processes:
-            self.bytes += process.ByteSize()
-        self.processes[process.process_id] = process
+        return not self.owed and super().is_empty
 
     def close(self, limit_bytes: int) -> tuple[list[ClosedBatch], Counter[str]]:
         """In batches of at most that size, and what is in none of them. The last one on disk tells those who wait."""
-        self.batch.processes.extend(self.processes.values())
-        found = parts(self.batch, limit_bytes)
+        found = parts(self.whole(), limit_bytes)
         closed = [ClosedBatch(batch, _counts(batch), {}) for batch in found.batches]
         closed[-1].owed = self.owed
         return closed, found.too_large
@@ -91,9 +67,8 @@ class Intake:
 
     def __init__(self, hasten: Callable[[], None], *, limit_bytes: int = LARGEST_SENT_BYTES) -> None:
         self.hasten = hasten
-        """Asks for a round now: a batch is full, or a process ends and waits for its last acknowledgement."""
-        self.too_large: Counter[str] = Counter()
-        """What is in no batch, as it fills more than one alone, since the caller last emptied this."""
+        """Asks for a round now: a batch is full, something happened, or somebody waits for an acknowledgement, as a process that ends."""
+        self._too_large: Counter[str] = Counter()
         self._limit_bytes = limit_bytes
         self._open = _OpenBatch()
         self._full: list[_OpenBatch] = []
@@ -120,9 +95,10 @@ class Intake:
         self._took(process, block_map.ByteSize())
 
     def add_event(self, process: identity_pb2.Process, event: event_pb2.Event) -> None:
-        """An event."""
+        """An event, which is not to wait for the others."""
         self._open.batch.events.append(event)
         self._took(process, event.ByteSize())
+        self.hasten()
 
     def add_process(self, process: identity_pb2.Process) -> None:
         """A process that says hello, whether it has figures yet or not."""
@@ -133,6 +109,10 @@ class Intake:
         self._open.batch.devices.extend(map(reading_to_wire, readings))
         for process in processes:
             self._open.add_process(process)
+
+    def add_dropped(self, what: str, reason: str, count: int) -> None:
+        """Something was lost, which the collector is told with the next batch; both are fixed words."""
+        self._open.dropped[what, reason] += count
 
     def owe(self, stream: Owed, sequence: int) -> None:
         """`stream` is to be told when everything up to here is on disk, or refused."""
@@ -153,10 +133,15 @@ class Intake:
         for batch in gathered:
             batches, too_large = batch.close(self._limit_bytes)
             closed += batches
-            self.too_large += too_large
+            self._too_large += too_large
         for number, one in enumerate(closed, sequence):
             one.batch.sequence, one.batch.closed_us = number, closed_us
         return closed
+
+    def take_too_large(self) -> Counter[str]:
+        """What is in no batch, as it fills more than one alone, since the last call."""
+        taken, self._too_large = self._too_large, Counter()
+        return taken
 
     def _took(self, process: identity_pb2.Process, size: int) -> None:
         self._open.add_process(process)

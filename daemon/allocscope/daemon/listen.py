@@ -6,54 +6,66 @@ import grp
 import os
 import socket
 import stat
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
-
-import grpc
 
 from allocscope.daemon.errors import GroupError, SocketError
-from allocscope.daemon.service import MOST_STREAMS, ProbeService
-from allocscope.proto.v1.probe_service_pb2_grpc import add_ProbeServiceServicer_to_server
 
-LARGEST_MESSAGE_BYTES = (2 << 20) + 4096
-"""A probe's largest message is 2 MiB. What is larger ends its stream, and is not read into memory."""
 LONGEST_SOCKET_PATH = 107
 """sockaddr_un.sun_path, its closing NUL left out."""
+BACKLOG = 1024
+"""Connections that wait to be taken: those of a node's jobs may come at once, and a probe that finds no room tries again only later."""
 
 
-def new_server(service: ProbeService) -> grpc.aio.Server:
-    """A server that has no address yet."""
-    options = [
-        ("grpc.max_receive_message_length", LARGEST_MESSAGE_BYTES),
-        ("grpc.max_concurrent_streams", MOST_STREAMS),
-        ("grpc.so_reuseport", 0),
-    ]
-    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MOST_STREAMS)
-    add_ProbeServiceServicer_to_server(service, server)
-    return server
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A socket that listens, and its name in the file system."""
+
+    socket: socket.socket
+    path: Path
+    file: tuple[int, int]
+    """Device and inode."""
+
+    def unlink(self) -> None:
+        """Take the name away, unless it is another's by now."""
+        with suppress(OSError):
+            found = self.path.lstat()
+            if (found.st_dev, found.st_ino) == self.file:
+                self.path.unlink()
 
 
-def bind(server: grpc.aio.Server, path: Path, *, group: str | None = None, mode: int = 0o660) -> None:
-    """Give the server its socket; one that a dead daemon left is replaced. Who may report is who may write to it."""
-    group_id = _group_id(group) if group else None
+def listen(path: Path, *, group: str | None = None, mode: int = 0o660) -> Listener:
+    """A socket there; one that a dead daemon left is replaced. Who may report is who may write to it.
+
+    Nobody can connect before its rights are what they are to be, whatever the umask is. SocketError, GroupError.
+    """
+    group_id = find_group(group) if group else None
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         raise SocketError(path, f"the path is longer than {LONGEST_SOCKET_PATH} bytes, the system's limit")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _clear(path)
-        server.add_insecure_port(f"unix:{quote(os.fspath(path))}")
-        if group and group_id is not None:
-            _give(path, group, group_id)
-        path.chmod(mode)
-    except FileExistsError as error:
-        raise SocketError(path, f"{path.parent} is no folder") from error
-    except RuntimeError as error:
-        raise SocketError(path, "the system does not let us") from error
-    except OSError as error:
-        raise SocketError(path, error.strerror or str(error)) from error
+        os.fchmod(
+            listener.fileno(), 0o600
+        )  # unix(7) on Linux: bind gives the file the socket's own mode, less the umask
+        listener.bind(os.fspath(path))
+        file = _give(path, group, group_id, mode)
+        listener.listen(BACKLOG)
+    except BaseException as error:
+        listener.close()
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise SocketError(path, f"{path.parent} is no folder") from error
+        if isinstance(error, OSError):
+            raise SocketError(path, error.strerror or str(error)) from error
+        raise
+    listener.setblocking(False)
+    return Listener(listener, path, file)
 
 
-def _group_id(group: str) -> int:
+def find_group(group: str) -> int:
+    """A group's number, by its name or number; GroupError: there is no such group."""
     if group.isascii() and group.isdigit():
         return int(group)
     try:
@@ -62,12 +74,24 @@ def _group_id(group: str) -> int:
         raise GroupError(group, "there is no such group") from error
 
 
-def _give(path: Path, group: str, group_id: int) -> None:
+def _give(path: Path, group: str | None, group_id: int | None, mode: int) -> tuple[int, int]:
+    """Set its rights; the file itself, not what its name leads to by then: others may write to the folder."""
+    file = os.open(path, os.O_PATH | os.O_NOFOLLOW)
     try:
-        os.chown(path, -1, group_id)
-    except (OSError, OverflowError) as error:
-        path.unlink(missing_ok=True)
-        raise GroupError(group, getattr(error, "strerror", None) or str(error)) from error
+        found = os.fstat(file)
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != os.geteuid():
+            raise SocketError(path, "somebody else put something in its place; the folder is open to others")
+        opened = f"/proc/self/fd/{file}"
+        if group and group_id is not None:
+            try:
+                os.chown(opened, -1, group_id)
+            except (OSError, OverflowError) as error:
+                path.unlink(missing_ok=True)
+                raise GroupError(group, getattr(error, "strerror", None) or str(error)) from error
+        os.chmod(opened, mode)  # noqa: PTH101 (an open file)
+        return found.st_dev, found.st_ino
+    finally:
+        os.close(file)
 
 
 def _clear(path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from allocscope.allocator.errors import SettingsError
 from allocscope.allocator.settings import AllocatorSettings, parse_settings
@@ -13,9 +15,14 @@ from allocscope.model.sample import Sample
 from allocscope.model.wire import WireError
 from allocscope.proto.v1 import identity_pb2
 
+if TYPE_CHECKING:
+    from allocscope.daemon.peers import Peer
+
 MOST_PROCESSES = 512
 MOST_ALLOCATORS = 2048
 """Of all processes; each has its lines in every bill, and every bill must fit into one message."""
+GONE_REMEMBERED = 256
+"""Processes that are gone, and may be asked for all the same."""
 
 
 @dataclass(slots=True)
@@ -25,6 +32,17 @@ class Allocator:
     device: Device
     sample: Sample | None = None
     block_map: BlockMap | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """A process's last hello."""
+
+    process: Process
+    message: identity_pb2.Process
+    """As it came."""
+    peer: Peer | None = None
+    """Whose the connection was; None: not known."""
 
 
 @dataclass(slots=True)
@@ -46,6 +64,13 @@ class Attached:
     """By device UUID."""
     settings: AllocatorSettings | None = None
     """In force in it; None: not known."""
+    peer: Peer | None = None
+    """Whose its connection is, or was last; None: not known."""
+
+    @property
+    def introduction(self) -> Introduction:
+        """Its last hello."""
+        return Introduction(self.process, self.message, self.peer)
 
     def introduce(self, process: Process, message: identity_pb2.Process) -> None:
         """A hello, the first or with one more device."""
@@ -67,6 +92,7 @@ class Node:
 
     def __init__(self) -> None:
         self._attached: dict[str, Attached] = {}
+        self._gone: OrderedDict[str, Introduction] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._attached)
@@ -78,20 +104,35 @@ class Node:
         """The process, or None: it is not here, or no more."""
         return self._attached.get(process_id)
 
-    def attach(self, process: Process, message: identity_pb2.Process, stream: object, now_s: float) -> Attached:
-        """A hello on a stream, first or further; WireError: it cannot be who it says."""
+    def introduction(self, process_id: str) -> Introduction | None:
+        """How a process introduced itself last, also one that is gone; None: it did not, or long ago."""
+        attached = self._attached.get(process_id)
+        return self._gone.get(process_id) if attached is None else attached.introduction
+
+    def attach(
+        self, process: Process, message: identity_pb2.Process, stream: object, now_s: float, peer: Peer | None = None
+    ) -> Attached:
+        """A hello on a stream, first or further; WireError: it cannot be who it says. None for `peer`: that is not known."""
         self._check_room(process)
+        self._check_taken(process, peer)
         found = self._attached.get(process.process_id)
         if found is None:
             found = self._attached[process.process_id] = Attached(process, message, stream, now_s)
-        elif (found.process.pid, found.process.started_us) != (process.pid, process.started_us):
-            raise WireError(
-                "process_id_taken",
-                f"process id {process.process_id} is that of pid {found.process.pid}, not of pid {process.pid}",
-            )
-        found.stream, found.news_s = stream, now_s
+        found.stream, found.news_s, found.peer = stream, now_s, peer
         found.introduce(process, message)
         return found
+
+    def _check_taken(self, process: Process, peer: Peer | None) -> None:
+        """Also the id of one that is gone is nobody else's."""
+        known = self.introduction(process.process_id)
+        if known is None:
+            return
+        of = known.process
+        if (of.pid, of.started_us) != (process.pid, process.started_us):
+            text = f"process id {process.process_id} is that of pid {of.pid}, not of pid {process.pid}"
+            raise WireError("process_id_taken", text)
+        if known.peer is not None and peer is not None and not known.peer.may_be(peer):
+            raise WireError("process_id_taken", f"process id {process.process_id} is that of another process")
 
     def _check_room(self, process: Process) -> None:
         others = [attached for attached in self if attached.process.process_id != process.process_id]
@@ -119,4 +160,12 @@ class Node:
                 is_gone = attached.stopped or silent_s > gone_after_s or is_alive(attached.process) is False
             if is_gone:
                 gone.append(self._attached.pop(attached.process.process_id))
+        self._remember(gone)
         return gone
+
+    def _remember(self, gone: Iterable[Attached]) -> None:
+        for attached in gone:
+            self._gone[attached.process.process_id] = attached.introduction
+            self._gone.move_to_end(attached.process.process_id)
+        while len(self._gone) > GONE_REMEMBERED:
+            self._gone.popitem(last=False)

@@ -1,193 +1,138 @@
-"""What NVML knows of the node's devices, read in a thread of its own.
+"""The NVML library: begun with, ended and begun with anew where it has become useless; and its devices, read each for itself.
 
-A call into a driver in trouble may never come back. Nobody waits for one: a round that takes too long has no figures, no second
-one begins while it hangs, and when it comes back all is as before. A figure that NVML does not tell is None, never 0.
+Reading never raises. Calls about different devices may run in different threads, and any of them may hang.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-NOT_AVAILABLE = 2**63
-"""NVML's sentinels (NVML_VALUE_NOT_AVAILABLE: all bits set) lie above; no figure does."""
-RETRY_S = 60.0
-"""Between two attempts to load a library, or a driver, that is not there."""
+from allocscope.daemon.nvml_device import NvmlDevice, read_device
+from allocscope.daemon.nvml_problems import CURED_BY_A_NEW_START, LIBRARY, NvmlProblem, ProblemKind, problem_of
 
-
-@dataclass(frozen=True, slots=True)
-class NvmlProcess:
-    """A process that the driver knows."""
-
-    pid: int
-    """In the host's pid namespace."""
-    used_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NvmlDevice:
-    """A device as NVML tells it."""
-
-    uuid: str
-    index: int
-    model: str | None = None
-    total_bytes: int | None = None
-    free_bytes: int | None = None
-    driver_bytes: int | None = None
-    """Reserved (nvmlMemory_v2): the driver's own."""
-    processes: tuple[NvmlProcess, ...] | None = ()
-    """None: not known."""
-    problem: str | None = None
-
-    def without_figures(self, problem: str) -> NvmlDevice:
-        """What stays known of it."""
-        return replace(self, free_bytes=None, driver_bytes=None, processes=None, problem=problem)
+MOST_DEVICES = 64
+"""Of one node; more are not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class NvmlRound:
-    """One round of readings."""
+    """All devices as they were last read."""
 
     devices: tuple[NvmlDevice, ...] = ()
-    problem: str | None = None
-    """Why there are no figures at all."""
+    problem: NvmlProblem | None = None
+    """Why the library cannot be used."""
+
+    def problems(self) -> dict[str, NvmlProblem]:
+        """What is wrong, by where; what is so on purpose is not. Where the library fails, that is all that is told."""
+        if self.problem:
+            return {LIBRARY: self.problem} if self.problem.kind is not ProblemKind.NOT_READ else {}
+        return {f"device {d.index} ({d.uuid or 'no UUID'})": d.problem for d in self.devices if d.problem}
 
 
-NEVER_READ = NvmlRound(problem="NVML has not been read yet")
-SWITCHED_OFF = NvmlRound(problem="NVML is switched off")
+NEVER_READ = NvmlProblem(ProblemKind.NOT_READ, "NVML has not been read yet")
+SWITCHED_OFF = NvmlRound(problem=NvmlProblem(ProblemKind.NOT_READ, "NVML is switched off"))
 
 
 class Nvml:
-    """Reads rounds from the pynvml module, or a fake of it."""
+    """Reads by the pynvml module, or a fake of it."""
 
     def __init__(self, load: Callable[[], Any]) -> None:
         self._load = load
         self._pynvml: Any = None
-        self._known: dict[int, NvmlDevice] = {}
+        self._lock = threading.Lock()
+        self._calls = 0
+        """About devices, that have not come back."""
+        self._last: dict[int, tuple[NvmlDevice, ...]] = {}
+        """What was told last in each place; a device first, then its instances."""
+        self.count = 0
+        """Places in NVML's order."""
+        self.problem: NvmlProblem | None = NEVER_READ
+        """Of the library, by the last check."""
+        self.failures = 0
+        """Checks in a row after which there was nothing to read."""
 
-    def round(self) -> NvmlRound:
-        """All devices; never raises."""
+    def check(self) -> NvmlProblem | None:
+        """Begin with the library where that is not done or does not hold, and count its devices; what is wrong. For one thread."""
         try:
-            if self._pynvml is None:
-                pynvml = self._load()
-                pynvml.nvmlInit()
-                self._pynvml = pynvml
-            count = self._pynvml.nvmlDeviceGetCount()
+            nvml = self._pynvml
+            if nvml is None or self.problem or self._is_useless():
+                nvml = self._begin()
+            self.count = min(nvml.nvmlDeviceGetCount(), MOST_DEVICES)
         except Exception as error:  # noqa: BLE001 (a missing library, driver or symbol: types of many modules)
+            self.problem = problem_of(error)
+        else:
+            self.problem = None
+        self.failures = self.failures + 1 if self.problem or self._is_useless() else 0
+        return self.problem
+
+    def read(self, index: int) -> tuple[NvmlDevice, ...]:
+        """The device in this place and its instances, or what is known of them and why there is no more; empty: there is none."""
+        if index >= self.count:
+            return ()
+        with self._lock:
+            nvml = self._pynvml
+            if nvml is None:  # a new beginning is under way, where nothing is wrong by the last check
+                return self.without_figures(index, self.problem) if self.problem else self._last.get(index, ())
+            self._calls += 1
+        try:
+            told = tuple(self._with_total(device) for device in read_device(nvml, index))
+        except Exception as error:  # noqa: BLE001 (not all of pynvml's errors are NVMLErrors; one device hides no other)
+            told = self.without_figures(index, problem_of(error))
+        finally:
+            with self._lock:
+                self._calls -= 1
+        self._last[index] = told
+        return told
+
+    def without_figures(self, index: int, problem: NvmlProblem) -> tuple[NvmlDevice, ...]:
+        """What stays known of the device in this place and of its instances; one without a UUID where that was never told."""
+        known = self._last.get(index) or (NvmlDevice("", index),)
+        return tuple(device.without_figures(problem) for device in known)
+
+    def driver_version(self) -> str | None:
+        """None: not told. May hang, as all calls."""
+        return self._told("nvmlSystemGetDriverVersion")
+
+    def library_version(self) -> str | None:
+        """None: not told. May hang, as all calls."""
+        return self._told("nvmlSystemGetNVMLVersion")
+
+    def _told(self, call: str) -> str | None:
+        try:
+            return str(getattr(self._pynvml, call)())
+        except Exception:  # noqa: BLE001 (the same)
+            return None
+
+    def _begin(self) -> Any:
+        """Anew, where it was begun with before and no call is under way: the library opens the devices' files only at its beginning."""
+        pynvml = self._load()
+        with self._lock:
+            was = self._pynvml
+            if was is not None and self._calls:
+                return was
             self._pynvml = None
-            return self.without_figures(f"NVML cannot be read: {error}")
-        return NvmlRound(tuple(device for index in range(count) if (device := self._device(index))))
+        if was is not None:
+            with suppress(Exception):
+                was.nvmlShutdown()
+        pynvml.nvmlInit()
+        self._pynvml = pynvml
+        return pynvml
 
-    def without_figures(self, problem: str) -> NvmlRound:
-        """What stays known of the devices."""
-        return NvmlRound(tuple(device.without_figures(problem) for device in list(self._known.values())), problem)
+    def _is_useless(self) -> bool:
+        """Whether every device fails in a way that a new beginning may cure."""
+        firsts = [told[0] for index in range(self.count) if (told := self._last.get(index))]
+        return bool(firsts) and all(d.problem and d.problem.kind in CURED_BY_A_NEW_START for d in firsts)
 
-    def _device(self, index: int) -> NvmlDevice | None:
-        """One device; None where not even its UUID has ever been told."""
-        nvml = self._pynvml
-        try:
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-        except nvml.NVMLError as error:
-            known = self._known.get(index)
-            return known.without_figures(str(error)) if known else None
-        model = self._ask(nvml.nvmlDeviceGetName, handle)
-        device = NvmlDevice(uuid, index, _text(model) if model is not None else None)
-        try:
-            device = self._read(device, handle)
-        except nvml.NVMLError as error:
-            total = known.total_bytes if (known := self._known.get(index)) and known.uuid == uuid else None
-            device = replace(device, total_bytes=total).without_figures(str(error))
-        self._known[index] = device
-        return device
-
-    def _read(self, device: NvmlDevice, handle: Any) -> NvmlDevice:
-        memory = self._memory(handle)
-        return replace(
-            device,
-            total_bytes=_figure(memory.total),
-            free_bytes=_figure(memory.free),
-            driver_bytes=_figure(getattr(memory, "reserved", None)),
-            processes=self._processes(handle),
-        )
-
-    def _memory(self, handle: Any) -> Any:
-        """Version 2 tells the driver's own part apart; drivers before 510 have only version 1."""
-        nvml = self._pynvml
-        try:
-            return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-        except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_FUNCTION_NOT_FOUND:
-                raise
-            return nvml.nvmlDeviceGetMemoryInfo(handle)
-
-    def _processes(self, handle: Any) -> tuple[NvmlProcess, ...] | None:
-        nvml = self._pynvml
-        used: dict[int, int | None] = {}
-        asked = (
-            self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle),
-            self._ask(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
-        )
-        if asked[0] is None:
-            return None
-        for process in (process for found in asked for process in found or ()):
-            used[process.pid] = _figure(process.usedGpuMemory)
-        return tuple(NvmlProcess(pid, figure) for pid, figure in sorted(used.items()))
-
-    def _ask(self, call: Callable[[Any], Any], handle: Any) -> Any:
-        """What a call tells; None: this device, or driver, does not support it, or an answer did not come this time."""
-        try:
-            return call(handle)
-        except self._pynvml.NVMLError:
-            return None
-
-
-class NvmlWatch:
-    """Rounds one after the other, in a daemon thread that nobody joins."""
-
-    def __init__(
-        self,
-        nvml: Nvml,
-        *,
-        interval_s: float,
-        timeout_s: float,
-        clock: Callable[[], float],
-        retry_s: float = RETRY_S,
-        on_round: Callable[[float, bool], None] = lambda _seconds, _went_well: None,
-    ) -> None:
-        self._nvml, self._interval_s, self._timeout_s, self._clock = nvml, interval_s, timeout_s, clock
-        self._retry_s, self._on_round = retry_s, on_round
-        self._latest = NEVER_READ
-        self._began_s: float | None = None
-        self._stopping = threading.Event()
-        self.first = threading.Event()
-        """Set when the first round is over."""
-
-    def start(self) -> None:
-        """Begin to read."""
-        threading.Thread(target=self._run, name="nvml", daemon=True).start()
-
-    def stop(self) -> None:
-        """Begin no further round."""
-        self._stopping.set()
-
-    def latest(self) -> NvmlRound:
-        """The last round, without figures where one hangs."""
-        began_s = self._began_s
-        if began_s is not None and self._clock() - began_s > self._timeout_s:
-            return self._nvml.without_figures(f"NVML has not answered within {self._timeout_s:g} s")
-        return self._latest
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            began_s = self._began_s = self._clock()
-            self._latest = self._nvml.round()
-            self._began_s = None
-            self.first.set()
-            self._on_round(self._clock() - began_s, self._latest.problem is None)
-            self._stopping.wait(self._retry_s if self._latest.problem else self._interval_s)
+    def _with_total(self, device: NvmlDevice) -> NvmlDevice:
+        """A device keeps its size where only its figures of the moment are not told."""
+        if device.total_bytes is not None or device.in_mig_mode:
+            return device
+        known = [other for other in self._last.get(device.index, ()) if other.uuid == device.uuid]
+        return replace(device, total_bytes=known[0].total_bytes) if known else device
 
 
 def load_pynvml() -> Any:
@@ -195,18 +140,3 @@ def load_pynvml() -> Any:
     import pynvml
 
     return pynvml
-
-
-def problems(latest: NvmlRound) -> Iterable[str]:
-    """What is wrong, for the log."""
-    if latest.problem:
-        return [latest.problem]
-    return [f"device {device.index} ({device.uuid}): {device.problem}" for device in latest.devices if device.problem]
-
-
-def _figure(value: int | None) -> int | None:
-    return value if value is not None and 0 <= value < NOT_AVAILABLE else None
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

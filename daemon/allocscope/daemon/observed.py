@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class Loop:
         # Registered with the first success: until then there is no time to tell.
         self._new_success = partial(Gauge, success.name, success.help, registry=registry)
         self._success: Gauge | None = None
+        self._telling = threading.Lock()
         self._failures = Counter(failures.name, failures.help, registry=registry)
 
     @contextmanager
@@ -50,10 +52,11 @@ class Loop:
         self.took(time.perf_counter() - began)
 
     def took(self, seconds: float) -> None:
-        """A round went well."""
+        """A round went well; from any thread."""
         self._seconds.observe(seconds)
-        self._success = self._success or self._new_success()
-        self._success.set_to_current_time()
+        with self._telling:
+            self._success = self._success or self._new_success()
+            self._success.set_to_current_time()
 
     def failed(self) -> None:
         """A round did not."""
@@ -82,7 +85,10 @@ class Observed:
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.bill, self.nvml = Loop("bill", registry), Loop("nvml", registry)
+        self.owners, self.kubelet = Loop("owners", registry), Loop("kubelet", registry)
         self.spool_write, self.uplink = Loop("spool_write", registry), Loop("uplink", registry)
+        self.capture_intake, self.capture_pack = Loop("capture_intake", registry), Loop("capture_pack", registry)
+        self.capture_uplink = Loop("capture_uplink", registry)
         self.ingested = Counter(SAMPLES_INGESTED_TOTAL.name, SAMPLES_INGESTED_TOTAL.help, registry=registry)
         self.rejected = Tally(SAMPLES_REJECTED_TOTAL, registry)
         self.dropped = Tally(DROPPED_TOTAL, registry)

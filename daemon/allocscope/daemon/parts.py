@@ -42,6 +42,7 @@ def parts(batch: Batch, limit_bytes: int) -> Parts:
             part = _Part(limit_bytes)
         part.add(item, processes)
     found.batches.append(part.batch)
+    found.batches[0].dropped.extend(batch.dropped)
     for process in _left_out(batch, found.batches):
         if not part.has_room(None, [process]):
             part = _Part(limit_bytes)

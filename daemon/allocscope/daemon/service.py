@@ -1,29 +1,30 @@
-"""The edge toward jobs: `ProbeService` over a unix socket. A stream that lies is told so, and lives on."""
+"""What jobs say, by `ProbeService`'s one method. A stream that lies is told so, and lives on."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any
 
 import grpc
 import structlog
 
 from allocscope.daemon import claims
+from allocscope.daemon.call import CallRefused
+from allocscope.daemon.capture_orders import CaptureOrders
 from allocscope.daemon.intake import Intake
 from allocscope.daemon.node import Attached, Node
 from allocscope.daemon.observed import Observed
+from allocscope.daemon.peers import Peer
 from allocscope.daemon.stream import Stream
 from allocscope.model import wire
 from allocscope.model.events import EventKind
-from allocscope.model.orders import Order
+from allocscope.model.orders import CaptureOrder, Order
 from allocscope.model.sample import SampleChunk
 from allocscope.model.wire import WireError
 from allocscope.proto.v1 import block_map_pb2, event_pb2, identity_pb2, sample_pb2
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest, AttachResponse
-from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceServicer
 
 log = structlog.get_logger()
 
@@ -34,31 +35,35 @@ LAST_ACKNOWLEDGEMENT_S = 3.0
 """How long a stream that its process ended is kept for what is still to be acknowledged."""
 
 
-class ProbeService(ProbeServiceServicer):
+class ProbeService:
     """Takes what processes send into the node's state and the open batch."""
 
     def __init__(
-        self, node: Node, intake: Intake, observed: Observed, total_bytes: Callable[[str], int | None]
+        self,
+        node: Node,
+        intake: Intake,
+        observed: Observed,
+        orders: CaptureOrders,
+        total_bytes: Callable[[str], int | None],
     ) -> None:
         """`total_bytes` says what a device has, by its UUID, where the node knows."""
-        self._node, self._intake, self._observed = node, intake, observed
+        self._node, self._intake, self._observed, self._orders = node, intake, observed, orders
         self._total_bytes = total_bytes
         self._logged: set[tuple[str, str]] = set()
 
     def order(self, process_id: str, order: Order) -> bool:
-        """Pass an order on; whether there is such a process."""
+        """Pass an order on; whether there is such a process. An order for a capture waits for one that comes again."""
+        waits = isinstance(order, CaptureOrder) and self._orders.add(process_id, order)
         attached = self._node.get(process_id)
         if attached is None or not isinstance(attached.stream, Stream):
-            return False
+            return waits
         attached.stream.order(order)
         return True
 
-    async def Attach(  # noqa: N802 (gRPC's name)
-        self, request_iterator: AsyncIterator[AttachRequest], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[AttachResponse]:
-        """One process's stream."""
-        stream = Stream()
-        reader = asyncio.create_task(self._read(stream, request_iterator))
+    async def attach(self, requests: AsyncIterator[AttachRequest], peer: Peer) -> AsyncGenerator[AttachResponse]:
+        """One process's stream, on a connection of `peer`'s; CallRefused: it cannot go on."""
+        stream = Stream(peer)
+        reader = asyncio.create_task(self._read(stream, requests))
         try:
             deadline = None
             while deadline is None or (not stream.is_settled and time.monotonic() < deadline):
@@ -67,27 +72,31 @@ class ProbeService(ProbeServiceServicer):
                 if response := stream.take():
                     yield response
                 if reader.done() and deadline is None:
-                    if wrong := await reader:
-                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+                    if refused := await reader:
+                        raise refused
                     deadline = time.monotonic() + LAST_ACKNOWLEDGEMENT_S
         finally:
             reader.cancel()
             self._node.detach(stream, time.monotonic())
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> str | None:
-        """Until the process has no more to say; a text: what it did wrong, so that its stream cannot go on."""
+    async def _read(self, stream: Stream, requests: AsyncIterator[AttachRequest]) -> CallRefused | None:
+        """Until the process has no more to say; or what it did wrong, so that its stream cannot go on."""
         try:
             async with asyncio.timeout(HELLO_WITHIN_S) as patience:
                 async for request in requests:
                     self._take(stream, request)
+                    del request  # the next one may be long in coming
                     if stream.attached:
                         patience.reschedule(None)
                     await self._intake.wait_for_room()
         except TimeoutError:
-            return f"no hello that could be taken within {HELLO_WITHIN_S:g} s"
-        except Exception as error:  # noqa: BLE001 (of what cannot be read, gRPC raises what it likes)
+            text = f"no hello that could be taken within {HELLO_WITHIN_S:g} s"
+            return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, text)
+        except CallRefused as refused:
+            return refused
+        except Exception as error:  # noqa: BLE001 (of what cannot be read, protobuf raises what it likes)
             log.warning("a stream broke", error=repr(error))
-            return "a message that cannot be read"
+            return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "a message that cannot be read")
         finally:
             stream.woken.set()
             self._intake.hasten()
@@ -113,13 +122,18 @@ class ProbeService(ProbeServiceServicer):
         self._settle(stream, _sequence(request))
 
     def _greet(self, stream: Stream, message: identity_pb2.Process) -> None:
+        claims.check_size(message)
         process = wire.process_from_wire(message)
-        claims.check_process(process, message.ByteSize())
+        claims.check_process(process)
+        claims.check_peer(process, stream.peer)
         if stream.attached and stream.attached.process.process_id != process.process_id:
             raise WireError("foreign_process", f"a stream is one process's, {stream.attached.process.process_id}")
         is_new = self._node.get(process.process_id) is None
-        stream.attached = self._node.attach(process, message, stream, time.monotonic())
+        is_first = stream.attached is None
+        stream.attached = self._node.attach(process, message, stream, time.monotonic(), stream.peer)
         self._intake.add_process(message)
+        for order in self._orders.of(process.process_id) if is_first else ():
+            stream.order(order)
         if is_new:
             log.info(
                 "process attached", job=process.job, rank=process.rank, pid=process.pid, process=process.process_id
@@ -133,13 +147,14 @@ class ProbeService(ProbeServiceServicer):
         if (
             self._node.get(attached.process.process_id) is not attached
         ):  # it was silent for long, or came on another stream
-            attached = stream.attached = self._node.attach(attached.process, attached.message, stream, now_s)
+            attached = stream.attached = self._node.attach(
+                attached.process, attached.message, stream, now_s, stream.peer
+            )
         attached.news_s = now_s
         return attached
 
     def _take_samples(self, stream: Stream, message: sample_pb2.SampleChunk) -> None:
-        if len(message.sequence) > claims.MOST_SAMPLES:
-            raise WireError("too_many_samples", f"{len(message.sequence)} samples in one chunk")
+        claims.check_size(message)
         attached = self._attached(stream)
         chunk = wire.chunk_from_wire(message)
         claims.check_allocator(chunk.allocator, attached.process)
@@ -155,6 +170,7 @@ class ProbeService(ProbeServiceServicer):
         self._observed.ingested.inc(len(chunk))
 
     def _take_block_map(self, stream: Stream, message: block_map_pb2.BlockMap) -> None:
+        claims.check_size(message)
         attached = self._attached(stream)
         ref, block_map = wire.block_map_from_wire(message)
         claims.check_allocator(ref, attached.process)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from allocscope.daemon.node import Attached
+from allocscope.daemon.peers import Peer
 from allocscope.model import wire
 from allocscope.model.orders import Order
 from allocscope.proto.v1.probe_service_pb2 import AttachResponse
@@ -15,7 +16,8 @@ ORDERS_KEPT = REFUSALS_KEPT = 32
 class Stream:
     """One process's stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
         self.attached: Attached | None = None
         self.woken = asyncio.Event()
         self.sent = 0

@@ -12,5 +12,6 @@ why). It never initialises CUDA, never raises into the job and never blocks it.
 """
 
 from allocscope.probe.app import start, stop
+from allocscope.probe.tensors import tensors
 
-__all__ = ["start", "stop"]
+__all__ = ["start", "stop", "tensors"]

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from allocscope.model.identity import Process
+from allocscope.model.orders import Order
 from allocscope.probe import torch_cuda
-from allocscope.probe.identity import Place, identify
-from allocscope.probe.sampler import Clock, Sampler
-from allocscope.probe.torch_cuda import Absence, TorchCuda
-from allocscope.probe.uplink import Uplink
-
-log = logging.getLogger("allocscope.probe")
+from allocscope.probe.allocators import Allocators
+from allocscope.probe.capture_folder import CaptureFolder
+from allocscope.probe.capture_writer import CaptureWriter
+from allocscope.probe.captures import Captures
+from allocscope.probe.clock import Clock
+from allocscope.probe.history import History
+from allocscope.probe.identity import Place, Who
+from allocscope.probe.log import log
+from allocscope.probe.reports import Reports, Shortage
+from allocscope.probe.sampler import Sampler
+from allocscope.probe.signals import HeldOff
+from allocscope.probe.torch_blocks import TorchBlocks
+from allocscope.probe.torch_cuda import Absence, Backend, TorchCuda
+from allocscope.probe.uplink import LONGEST_SOCKET_BYTES, Uplink
 
 SYSTEM_SOCKET = "/run/allocscope/daemon.sock"
 LOOK_INTERVAL_S = 0.25
@@ -38,14 +48,18 @@ class Probe:
         place: Place = Place(),  # noqa: B008 (frozen)
         socket: str | None = None,
         clock: Clock = Clock(),  # noqa: B008 (frozen)
-        stopping: threading.Event | None = None,
+        stirred: threading.Event | None = None,
         modules: Mapping[str, Any] | None = None,
     ) -> None:
-        self._environ, self._job, self._place, self._clock = environ, job, place, clock
-        self._socket = socket or socket_of(environ)
+        self._environ, self._clock = environ, clock
+        self._socket = _absolute(socket or socket_of(environ))
         self._started_us = clock.wall_us()
-        self._stopping = stopping if stopping is not None else threading.Event()
-        self._modules = modules
+        self._stirred = stirred if stirred is not None else threading.Event()
+        """Wakes the thread before its time."""
+        self._is_stopping = False
+        self._modules = sys.modules if modules is None else modules
+        self._who = Who(environ, daemon=self._socket, job=job, place=place, modules=self._modules)
+        self._allocators: Allocators | None = None
         self._sampler: Sampler | None = None
         self._uplink: Uplink | None = None
         self._said: set[str] = set()
@@ -56,18 +70,22 @@ class Probe:
 
     def stop(self, timeout_s: float) -> None:
         """End the thread, and give what is still to be sent `timeout_s` to arrive."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._stirred.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s / 4)
-        sampler, uplink = self._sampler, self._uplink
-        if sampler is not None and uplink is not None:
-            sampler.say_stopped()
+        self._close_sampler()  # where the thread has not
+        uplink = self._uplink
+        if uplink is not None:
             left = uplink.close(timeout_s * 3 / 4)
+            self._who.close()
             log.debug("allocscope: stopped; %d not acknowledged", left)
 
     def step(self) -> float:
         """One round; how many seconds to wait for the next."""
         if self._sampler is not None:
+            if self._allocators is not None and self._who.look():
+                self._allocators.amend(**self._who.standing._asdict())
             return self._sampler.step()
         found = torch_cuda.look(self._modules)
         if isinstance(found, Absence):
@@ -78,42 +96,58 @@ class Probe:
 
     def on_oom(self, index: int, segment_bytes: int, total_bytes: int, free_bytes: int) -> None:
         if self._sampler is not None:
-            self._sampler.on_oom(index, segment_bytes, total_bytes, free_bytes)
+            self._sampler.on_oom(index, Shortage(segment_bytes, total_bytes, free_bytes))
 
     def _begin(self, torch: TorchCuda) -> None:
-        process = identify(
-            self._environ,
-            started_us=self._started_us,
-            job=self._job,
-            place=self._place,
-            torch_version=torch.version,
-            allocator_conf=torch.allocator_conf(self._environ),
-        )
+        process = self._who.process(self._started_us, torch.version, torch.allocator_conf(self._environ))
         uplink = Uplink(self._socket, process, on_order=self._obey)
-        sampler = Sampler(torch, uplink, process, self._environ, self._clock)
-        self._uplink, self._sampler = uplink, sampler
+        self._uplink, self._sampler = uplink, self._new_sampler(torch, uplink, process)
         uplink.start()
         _observe_oom_once(torch)
         self._say(f"samples as process {process.process_id} of job {process.job!r}, for the daemon at {self._socket}")
+        if torch.backend is not Backend.NATIVE:
+            self._say(f"torch's allocator is {torch.backend.value}, which tells {_KNOWN_OF[torch.backend]}")
 
-    def _obey(self, order: Any) -> None:
+    def _new_sampler(self, torch: TorchCuda, uplink: Uplink, process: Process) -> Sampler:
+        blocks, history = TorchBlocks(self._modules, torch.backend), History(self._modules)
+        allocators = self._allocators = Allocators(torch, uplink, process, self._environ)
+        reports = Reports(torch, uplink, process.process_id, self._clock)
+        writer = CaptureWriter(torch, blocks, allocators, CaptureFolder(self._socket))
+        captures = Captures(allocators, writer, history, self._clock)
+        return Sampler(torch, blocks, history, allocators, reports, captures, self._clock)
+
+    def _obey(self, order: Order) -> None:
         if self._sampler is not None:
             self._sampler.obey(order)
+            self._stirred.set()
 
     def _run(self) -> None:
         delay_s = 0.0
-        while not self._stopping.wait(delay_s):
+        while True:
+            self._stirred.wait(delay_s)
+            self._stirred.clear()
             try:
+                if self._is_stopping:
+                    return self._close_sampler()
                 delay_s = self.step()
             except Exception as error:  # noqa: BLE001 (never into the job)
                 self._say(f"a round failed, the next follows: {error!r}")
                 delay_s = IDLE_INTERVAL_S
+
+    def _close_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
 
     def _say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             log.info("allocscope: %s", text)
 
+
+_KNOWN_OF = {
+    Backend.ASYNC: "a few counters: no blocks, no history, no OutOfMemoryErrors",
+    Backend.PLUGGABLE: "nothing: only which devices the process uses is reported",
+}
 
 _starting = threading.RLock()
 _probe: Probe | None = None
@@ -132,7 +166,7 @@ def start(
 ) -> None:
     """Watch this process's allocators from now on. Once is enough; again does nothing. Never raises, never waits.
 
-    What is not given is taken from the launcher's environment (torchrun, Slurm, Open MPI, Ray, Kubernetes).
+    What is not given is taken from torch.distributed and the launcher (`allocscope.probe.launchers` knows which), when it is known.
     A child forked from a process with a probe has none of its own, unless it asks with `in_child=True`.
     `ALLOCSCOPE_DISABLE=1` makes this do nothing.
     """
@@ -171,6 +205,15 @@ def socket_of(environ: Mapping[str, str]) -> str:
     return str(own) if own is not None and own.exists() and not Path(SYSTEM_SOCKET).exists() else SYSTEM_SOCKET
 
 
+def _absolute(socket: str) -> str:
+    """A job may go to another folder later, where the name would be another's, and so would the folder for captures."""
+    try:
+        absolute = str(Path(socket).absolute())
+    except OSError:  # its folder is no more
+        return socket
+    return absolute if len(os.fsencode(absolute)) <= LONGEST_SOCKET_BYTES else socket
+
+
 def is_disabled(environ: Mapping[str, str]) -> bool:
     """Whether the probe is to do nothing."""
     return environ.get("ALLOCSCOPE_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
@@ -184,12 +227,14 @@ def _observe_oom_once(torch: TorchCuda) -> None:
 
 
 def _on_oom(index: int, segment_bytes: int, total_bytes: int, free_bytes: int) -> None:
-    """What this raised would replace the OutOfMemoryError (ALLOCATOR.md 7)."""
-    try:
-        if _probe is not None:
+    """What this raised would replace the OutOfMemoryError (ALLOCATOR.md 7): only what the job's own handlers of signals raise may."""
+    if _probe is None:
+        return
+    with HeldOff():
+        try:
             _probe.on_oom(index, segment_bytes, total_bytes, free_bytes)
-    except Exception as error:  # noqa: BLE001 (never into the job)
-        log.debug("allocscope: an out-of-memory error was not told: %r", error)
+        except Exception as error:  # noqa: BLE001 (never into the job)
+            log.debug("allocscope: an out-of-memory error was not told: %r", error)
 
 
 def _at_exit(pid: int) -> None:

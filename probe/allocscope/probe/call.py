@@ -23,8 +23,12 @@ FRAME_HEADER = struct.Struct(">HBBBI")
 """Length (upper 16 bits, lower 8), type, flags, stream."""
 MESSAGE_HEADER = struct.Struct(">BI")
 """Whether compressed; length."""
-DEFAULT_WINDOW, DEFAULT_FRAME = 65_535, 16_384
+DEFAULT_WINDOW, DEFAULT_FRAME, LARGEST_FRAME = 65_535, 16_384, (1 << 24) - 1
 LARGEST_ANSWER_BYTES = 4 << 20
+LARGEST_BACKLOG_BYTES = 8 << 20
+"""A caller hands on far less before it has left; more can only be replies to one who asks and asks, and reads nothing."""
+SIZES = {SETTINGS: range(0, DEFAULT_FRAME + 1, 6), PING: (8,), RST_STREAM: (4,), WINDOW_UPDATE: (4,)}
+"""Of frames' payloads, where the RFC says that another one is an error of the connection."""
 
 
 class CallBroken(Exception):  # noqa: N818 (it names what happened)
@@ -90,6 +94,8 @@ class Call:
             size = upper << 8 | lower
             if size > DEFAULT_FRAME or not (self._is_greeted or kind == SETTINGS):
                 raise CallBroken("it does not speak HTTP/2")
+            if len(self.outgoing) > LARGEST_BACKLOG_BYTES:
+                raise CallBroken("it sends and does not read")
             if len(self._read) < FRAME_HEADER.size + size:
                 return
             payload = bytes(self._read[FRAME_HEADER.size : FRAME_HEADER.size + size])
@@ -98,6 +104,8 @@ class Call:
             yield from self._receive_frame(kind, flags, stream & 0x7FFFFFFF, payload)
 
     def _receive_frame(self, kind: int, flags: int, stream: int, payload: bytes) -> Iterator[bytes]:
+        if len(payload) not in SIZES.get(kind, (len(payload),)):
+            raise CallBroken(f"a frame of type {kind} has {len(payload)} bytes")
         if kind == SETTINGS and not flags & ACK:
             self._receive_settings(payload)
         elif kind == WINDOW_UPDATE:
@@ -115,13 +123,13 @@ class Call:
             self.is_over = True
 
     def _receive_settings(self, payload: bytes) -> None:
-        for offset in range(0, len(payload) - 5, 6):
+        for offset in range(0, len(payload), 6):
             name, value = struct.unpack_from(">HI", payload, offset)
             if name == INITIAL_WINDOW_SIZE:
                 self._stream_window += value - self._initial_window
                 self._initial_window = value
             elif name == MAX_FRAME_SIZE:
-                self._frame_bytes = max(value, DEFAULT_FRAME)
+                self._frame_bytes = min(max(value, DEFAULT_FRAME), LARGEST_FRAME)
         self._frame(SETTINGS, ACK, 0)
         self._frame_what_fits()
 
@@ -137,8 +145,8 @@ class Call:
         if payload:
             for stream in (0, STREAM):
                 self._frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", len(payload)))
-        if flags & PADDED and payload:
-            payload = payload[1 : len(payload) - payload[0]]
+        if flags & PADDED:
+            payload = _without_padding(payload)
         self._answers += payload
         while len(self._answers) >= MESSAGE_HEADER.size:
             compressed, size = MESSAGE_HEADER.unpack_from(self._answers)
@@ -148,6 +156,13 @@ class Call:
                 return
             yield bytes(self._answers[MESSAGE_HEADER.size : MESSAGE_HEADER.size + size])
             del self._answers[: MESSAGE_HEADER.size + size]
+
+
+def _without_padding(payload: bytes) -> bytes:
+    """RFC 9113, 6.1: the padding's length comes first, the padding last."""
+    if not payload or payload[0] >= len(payload):
+        raise CallBroken("a frame is shorter than its padding")
+    return payload[1 : len(payload) - payload[0]]
 
 
 def _headers(method: str) -> Iterator[bytes]:

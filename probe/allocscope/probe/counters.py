@@ -9,6 +9,17 @@ from allocscope.model.sample import Sample
 
 Stats = Mapping[Any, Any]
 """`{family: {"all": {"current", "peak", "allocated", "freed"}}, counter: number}` (ALLOCATOR.md 6)."""
+KNOWN_OF_ASYNC = frozenset(
+    (
+        "allocated_bytes",
+        "active_bytes",
+        "reserved_bytes",
+        "allocated_peak_bytes",
+        "active_peak_bytes",
+        "reserved_peak_bytes",
+    )
+)
+_SIGNS_OF_USE = (("reserved_bytes", "current"), ("reserved_bytes", "peak"), ("allocation", "allocated"))
 
 
 def sample_of(
@@ -59,10 +70,35 @@ def sample_of(
         return _patchy_sample(stats, sequence, time_us, call_us, device_total_bytes, device_free_bytes)
 
 
+def async_sample_of(
+    stats: Stats,
+    sequence: int,
+    time_us: int,
+    *,
+    call_us: int | None = None,
+    device_total_bytes: int | None = None,
+    device_free_bytes: int | None = None,
+) -> Sample:
+    """The sample of a cudaMallocAsync backend, which has all other figures too, but always as 0 (ALLOCATOR.md 3.5)."""
+    return Sample(
+        sequence,
+        time_us,
+        **{name: _figure(stats, *path) for name, path in _FIGURES if name in KNOWN_OF_ASYNC},
+        device_total_bytes=device_total_bytes,
+        device_free_bytes=device_free_bytes,
+        call_us=call_us,
+    )
+
+
 def is_used(stats: Stats) -> bool:
     """Whether the allocator of this device holds, or ever held, anything."""
-    counts = (_figure(stats, f, "all", k) for f, k in (("reserved_bytes", "current"), ("allocation", "allocated")))
+    counts = (_figure(stats, family, "all", key) for family, key in _SIGNS_OF_USE)
     return any(count for count in counts)
+
+
+def allocations_ever(stats: Stats) -> int:
+    """How many were made, since the start or since the user reset the counters; 0 where that is not told."""
+    return _figure(stats, "allocation", "all", "allocated") or 0
 
 
 def _private_pools_reserved(stats: Stats) -> int | None:

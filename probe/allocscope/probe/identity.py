@@ -1,124 +1,134 @@
-"""Who this process is: its job, its rank, its program, from what launchers leave in the environment.
+"""Who this process is: its job, its rank, its program.
 
-The environment is other people's: what is garbled or cannot be is unknown, and nothing here raises.
+The job is what the launcher named (`allocscope.probe.launchers`), else the process that began the run (`allocscope.probe.ancestry`).
+
+The rank is what the caller of `probe.start` says; else torch.distributed's, unless its world is only a part of the launcher's; else
+the launcher's. It is no two processes' at once: one that inherited RANK from a rank that started it is of the same job, but has no
+rank, and of several on a node that call themselves the same one only the first has it (`allocscope.probe.rank_claim`). A rank that
+is not known yet is looked for as long as the process lives.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import socket
 import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from allocscope.model.identity import Process
+from allocscope.probe.ancestry import Ancestor, is_inherited, root_of
+from allocscope.probe.launchers import Place, is_possible, launcher_of, natural, place_of, run_name
+from allocscope.probe.rank_claim import RankClaim
+from allocscope.probe.texts import printable
+from allocscope.probe.torch_world import world_of_torch
 
-LONGEST_NAME = 200
-"""A job's name is a label in every metric."""
-LARGEST_RANK = 2**31 - 1
+__all__ = ["Place", "Standing", "Who", "program"]
+
+LOOKED_AT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What programs set in their own environment after they began."""
 
 
-class Place(NamedTuple):
-    """Where a process stands among the ranks of its job."""
+class Standing(NamedTuple):
+    """What may be learnt late of a process: fields of `Process`."""
 
+    job: str
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
 
 
-_RANK_VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),  # torchrun, and all that imitate it
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
-)
+class Who:
+    """This process, as far as it is known by now. What its caller said wins over what is found."""
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        daemon: str,
+        job: str | None = None,
+        place: Place = Place(),  # noqa: B008 (frozen)
+        modules: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._environ, self._modules = environ, modules
+        self._job, self._given = (job or environ.get("ALLOCSCOPE_JOB", "")).strip(), place
+        self._claim = RankClaim(daemon)
+        self._seen: object = None
+        self._found = self.standing = Standing("")
+
+    def process(self, started_us: int, torch_version: str | None = None, allocator_conf: str | None = None) -> Process:
+        """All of it, under a new id."""
+        self.look()
+        return Process(
+            process_id=uuid.UUID(bytes=os.urandom(16)).hex,
+            pid=os.getpid(),
+            host=printable(_host()),
+            started_us=started_us,
+            torch_version=torch_version,
+            allocator_conf=allocator_conf,
+            program=printable(program()),
+            **self.standing._asdict(),
+        )
+
+    def look(self) -> bool:
+        """Look again; whether anything new was learnt. Costs some microseconds where there is nothing new."""
+        world = world_of_torch(self._modules)
+        seen = (world, *map(self._environ.get, LOOKED_AT))
+        if seen != self._seen:
+            self._seen = seen
+            self._learn(self._find(world))
+        before, self.standing = self.standing, self._claimed(self._found)
+        return before != self.standing
+
+    def close(self) -> None:
+        """Another one may have the rank."""
+        self._claim.release()
+
+    def _learn(self, found: Standing) -> None:
+        """A group that is ended takes no rank away, and a job has another name only once its ranks know each other."""
+        if found.rank is not None or not self._found.job:
+            self._found = found
+        elif self._found.rank is None:
+            self._found = found._replace(job=self._found.job)
+
+    def _find(self, world: Place | None) -> Standing:
+        place = _given_first(self._given, self._place(world))
+        return Standing(printable(self._job or self._run()), *place)
+
+    def _place(self, world: Place | None) -> Place:
+        """torch.distributed's where its world is at least the launcher's; else the launcher's, where that was meant for us."""
+        told, launcher = place_of(self._environ), launcher_of(self._environ)
+        if launcher is not None and is_inherited(os.getpid(), launcher.rank, self._environ.get(launcher.rank, "")):
+            told = Place(world_size=told.world_size)
+        if world is None or (world.world_size or 0) < (told.world_size or 0):
+            return told
+        return world._replace(local_rank=told.local_rank)
+
+    def _run(self) -> str:
+        name, launcher = program(), launcher_of(self._environ)
+        called = run_name(self._environ, name, getattr(sys, "argv", ()))
+        return called or _by_root(name, root_of(os.getpid(), launcher.rank if launcher else None))
+
+    def _claimed(self, found: Standing) -> Standing:
+        if found.rank is None or self._claim.take(found.job, found.rank):
+            return found
+        return found._replace(rank=None, local_rank=None)
 
 
-def identify(
-    environ: Mapping[str, str],
-    *,
-    started_us: int,
-    job: str | None = None,
-    place: Place = Place(),  # noqa: B008 (frozen)
-    torch_version: str | None = None,
-    allocator_conf: str | None = None,
-) -> Process:
-    """This process; what the caller knows wins over what the environment says."""
-    found = place_of(environ)
-    name = program()
-    host = _host()
-    world_size = _natural(place.world_size, found.world_size)
-    rank = _natural(place.rank, found.rank)
-    if rank is not None and world_size is not None and rank >= world_size:
-        rank = world_size = None
-    return Process(
-        process_id=uuid.UUID(bytes=os.urandom(16)).hex,
-        job=(job or job_of(environ, name, host, os.getpid(), os.getppid()))[:LONGEST_NAME],
-        pid=os.getpid(),
-        host=host,
-        started_us=started_us,
-        rank=rank,
-        world_size=world_size,
-        local_rank=_natural(place.local_rank, found.local_rank),
-        torch_version=torch_version,
-        allocator_conf=allocator_conf,
-        program=name,
-    )
+def _given_first(given: Place, found: Place) -> Place:
+    """A caller who lies is not believed."""
+    place = Place(*(natural(told, otherwise) for told, otherwise in zip(given, found, strict=True)))
+    return place if is_possible(place) else Place(local_rank=place.local_rank)
 
 
-def place_of(environ: Mapping[str, str]) -> Place:
-    """Rank, world size and local rank as the innermost launcher gave them; never mixed from two of them."""
-    for names in _RANK_VARIABLES:
-        if names[0] in environ:
-            rank, world_size, local_rank = (_number(environ.get(name)) for name in names)
-            if rank is not None and world_size is not None and rank >= world_size:
-                return Place()
-            return Place(rank, world_size, local_rank)
-    return Place()
-
-
-def job_of(environ: Mapping[str, str], program: str, host: str, pid: int, parent_pid: int) -> str:
-    """The job's name: the same for all ranks of one run, another one for the next run."""
-    given = environ.get("ALLOCSCOPE_JOB", "").strip()
-    return (
-        given
-        or _of_slurm(environ)
-        or _of_torchrun(environ, program, host, parent_pid)
-        or _of_others(environ, program)
-        or f"{program}@{host}:{pid}"
-    )
-
-
-def _of_slurm(environ: Mapping[str, str]) -> str | None:
-    number, name = environ.get("SLURM_JOB_ID", "").strip(), environ.get("SLURM_JOB_NAME", "").strip()
-    return f"{name or 'slurm'}-{number}" if number else None
-
-
-def _of_torchrun(environ: Mapping[str, str], program: str, host: str, parent_pid: int) -> str | None:
-    run = environ.get("TORCHELASTIC_RUN_ID", "").strip()
-    if not run:
-        return None
-    if run == "none":  # torchrun's default, the same for everybody
-        address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-        if _number(environ.get("GROUP_WORLD_SIZE")) not in (None, 1) and address and port:
-            return f"{program}@{address}:{port}"
-        return f"{program}@{host}:{parent_pid}"
-    if re.fullmatch(r"[0-9a-f]{8}-?([0-9a-f]{4}-?){3}[0-9a-f]{12}", run):  # drawn by torchrun --standalone
-        return f"{program}-{run[:8]}"
-    return run
-
-
-def _of_others(environ: Mapping[str, str], program: str) -> str | None:
-    """Open MPI (PMIx), Ray, Kubernetes."""
-    if space := environ.get("PMIX_NAMESPACE", "").strip():
-        return f"{program}-{space}"
-    if number := environ.get("RAY_JOB_ID", "").strip():
-        return f"ray-{number}"
-    if environ.get("KUBERNETES_SERVICE_HOST"):
-        return environ.get("JOB_NAME", "").strip() or environ.get("HOSTNAME", "").strip() or None
-    return None
+def _by_root(name: str, root: Ancestor) -> str:
+    """MPICH's proxies, one a node, all know where the one `mpiexec` listens; any other root is a process of this host."""
+    arguments = root.arguments
+    if "--control-port" in arguments[:-1]:
+        return f"{name}@{arguments[arguments.index('--control-port') + 1]}"
+    return f"{name}@{_host()}:{root.pid}"
 
 
 def program() -> str:
@@ -127,7 +137,8 @@ def program() -> str:
     name = getattr(spec, "name", None)
     if isinstance(name, str) and name and name != "__main__":
         return name.removesuffix(".__main__")
-    path = PurePath(sys.argv[0] if getattr(sys, "argv", None) else "")
+    first: object = sys.argv[0] if getattr(sys, "argv", None) else ""
+    path = PurePath(first if isinstance(first, (str, os.PathLike)) else "")  # programs set what they like there
     if path.name == "__main__.py":
         path = path.parent
     return path.name if path.name not in ("", "-c", "-m", "-") else "python"
@@ -138,15 +149,3 @@ def _host() -> str:
         return socket.gethostname() or "unknown"
     except OSError:
         return "unknown"
-
-
-def _number(text: str | None) -> int | None:
-    """A count or rank; None for what is none."""
-    if text is None or not re.fullmatch(r"\s*[0-9]{1,10}\s*", text):
-        return None
-    return _natural(int(text))
-
-
-def _natural(*values: object) -> int | None:
-    """The first that is a count or rank."""
-    return next((v for v in values if type(v) is int and 0 <= v <= LARGEST_RANK), None)

@@ -36,9 +36,6 @@ class _Lane:
         self.sent: deque[Item] = deque()
         self.waiting: deque[Item] = deque()
 
-    def pop_oldest(self) -> Item:
-        return self.sent.popleft() if self.sent else self.waiting.popleft()
-
 
 class Ring:
     """At most `capacity` items and `map_bytes` of block maps; the oldest maps go first, then the oldest samples, then events."""
@@ -47,8 +44,10 @@ class Ring:
         self._capacity, self._map_bytes = max(capacity, 1), map_bytes
         self._count = self._held_map_bytes = 0
         self._lanes = tuple(_Lane() for _ in Kind)
+        self._in_doubt: deque[tuple[int, int]] = deque()
+        """Given up after they were sent: their number, and what they stand for. They are lost only if this stream breaks."""
         self.lost_count = 0
-        """Given up since the last `take_lost_count`."""
+        """Lost since the last `take_lost_count`."""
         self.acknowledged_sequence = 0
 
     def __len__(self) -> int:
@@ -102,6 +101,8 @@ class Ring:
         for lane in self._lanes:
             while lane.sent and lane.sent[0].sequence <= sequence:
                 self._forget(lane.sent.popleft())
+        if self._in_doubt:
+            self._in_doubt = deque(item for item in self._in_doubt if item[0] > sequence)
 
     def withdraw(self, sequence: int) -> None:
         """Give up one item that was taken and cannot be sent."""
@@ -114,20 +115,32 @@ class Ring:
                     return
 
     def rewind(self) -> None:
-        """A new stream: everything that is not acknowledged waits again."""
+        """A new stream: everything that is not acknowledged waits again, and what was given up meanwhile is lost."""
+        while self._in_doubt:
+            self.lost_count += self._in_doubt.popleft()[1]
         for lane in self._lanes:
             lane.waiting.extendleft(reversed(lane.sent))
             lane.sent.clear()
 
     def take_lost_count(self) -> int:
-        """How many things were given up since the last call."""
+        """How many things were lost since the last call."""
         lost, self.lost_count = self.lost_count, 0
         return lost
 
     def _give_up(self, lane: _Lane) -> None:
-        item = lane.pop_oldest()
+        if not lane.sent:
+            item = lane.waiting.popleft()
+            self.lost_count += item.stands_for
+        else:
+            item = lane.sent.popleft()
+            self._doubt(item)
         self._forget(item)
-        self.lost_count += item.stands_for
+
+    def _doubt(self, item: Item) -> None:
+        """The other side may have it already, or may get it yet."""
+        self._in_doubt.append((item.sequence, item.stands_for))
+        if len(self._in_doubt) > self._capacity:
+            self.lost_count += self._in_doubt.popleft()[1]
 
     def _forget(self, item: Item) -> None:
         self._count -= 1

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import random
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from allocscope.model.blocks import BlockMap
-from allocscope.model.events import Event, EventKind
-from allocscope.model.identity import AllocatorRef, Device, Process
-from allocscope.model.orders import Intervals, Order
+from allocscope.model.orders import CaptureOrder, Intervals, Order
 from allocscope.model.sample import Sample
-from allocscope.probe.counters import Stats, is_used, sample_of
-from allocscope.probe.torch_cuda import TORCH_ERRORS, TorchCuda, groups_of, large_page_bytes
-from allocscope.probe.uplink import Uplink, wall_us
-
-log = logging.getLogger("allocscope.probe")
+from allocscope.probe.allocators import Allocator, Allocators
+from allocscope.probe.captures import Captures, Moment
+from allocscope.probe.clock import Clock
+from allocscope.probe.counters import is_used
+from allocscope.probe.history import History
+from allocscope.probe.log import log
+from allocscope.probe.reports import Reading, Reports, Shortage
+from allocscope.probe.torch_blocks import TorchBlocks, groups_of, no_garbage_collected
+from allocscope.probe.torch_cuda import TORCH_ERRORS, TorchCuda
 
 SAMPLE_INTERVAL_S, MAP_INTERVAL_S = 1.0, 10.0
 SHORTEST_SAMPLE_INTERVAL_S, LONGEST_INTERVAL_S = 0.1, 3600.0
 SAMPLE_COST_FACTOR = 100
-"""A round of samples is followed by a pause of so many times its own length: it may hold the GIL at most 1 % of the time …"""
+"""A round of samples is followed by a pause of so many times what its calls took: they may hold the GIL at most 1 % of the time …"""
 LONGEST_PAUSE_S = 10.0
 """… but a stall, which is worth seeing, does not blind the probe for longer."""
 MAP_COST_FACTOR = 1000
@@ -32,230 +32,205 @@ MAP_COST_FACTOR = 1000
 MAP_JITTER = 0.4
 """So that maps do not fall on the same moment of every step."""
 SHORTEST_MAP_INTERVAL_S = 2.0
-SLOW_DRIVER_S = 0.005
+MAP_INTERVAL_IN_HISTORY_S = 60.0
+"""At least, while the program records a history: each map leaves an entry in it."""
+SLOW_DRIVER_S = 0.05
+"""Far more than a busy job's other threads keep ours waiting for the GIL, after a call that let go of it."""
 ROUNDS_BETWEEN_LOOKS = 10
 """Unused devices are looked at, and a slow driver asked, only every so many rounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """What tells the time, and what draws lots."""
-
-    wall_us: Callable[[], int] = wall_us
-    seconds: Callable[[], float] = time.perf_counter
-    chance: Callable[[], float] = random.random
-
-
-@dataclass(slots=True)
-class _Allocator:
-    """One device in use, and what its last sample said."""
-
-    device: Device
-    ref: AllocatorRef
-    signals: tuple[int | None, int | None] = (None, None)
-    """num_alloc_retries, num_sync_all_streams."""
+MOST_ORDERS_WAITING = 512
+"""More than a daemon keeps of them (256), which it may tell all at once to a process that comes again: each is to be answered."""
 
 
 class Sampler:
-    """Samples one process's allocators. `step` is called by one thread; `on_oom` by whichever thread runs out of memory."""
+    """Samples one process's allocators. `step` is called by one thread, `obey` by another, `on_oom` by whichever runs out of memory."""
 
     def __init__(
         self,
         torch: TorchCuda,
-        uplink: Uplink,
-        process: Process,
-        environ: Mapping[str, str],
-        clock: Clock = Clock(),
+        blocks: TorchBlocks,
+        history: History,
+        allocators: Allocators,
+        reports: Reports,
+        captures: Captures,
+        clock: Clock,
     ) -> None:
-        self._torch, self._uplink, self._process, self._environ, self._clock = torch, uplink, process, environ, clock
-        self._allocators: dict[int, _Allocator] = {}
-        self._nameless: set[int] = set()
-        self._numbering = threading.RLock()
+        self._torch, self._blocks, self._history, self._clock = torch, blocks, history, clock
+        self._allocators, self._reports, self._captures = allocators, reports, captures
+        self._orders: deque[Order] = deque(maxlen=MOST_ORDERS_WAITING)
         self._rounds = 0
         self._sample_interval_s, self._map_interval_s = SAMPLE_INTERVAL_S, MAP_INTERVAL_S
+        self._next_sample_s = self._last_sample_s = -LONGEST_INTERVAL_S
         self._map_cost_s = 0.0
         self._last_map_s = self._next_map_s = 0.0
         self._last_oom_map_s = -LONGEST_INTERVAL_S
         self._driver_is_slow = False
-        self._page_bytes = large_page_bytes(process.allocator_conf)
+        self._closing = threading.Lock()
 
     def obey(self, order: Order) -> None:
-        """Look more or less often; other orders are not for this version."""
-        if isinstance(order, Intervals):
-            if order.sample_us is not None:
-                self._sample_interval_s = _clamp(order.sample_us / 1e6, SHORTEST_SAMPLE_INTERVAL_S)
-            if order.block_map_us is not None:
-                self._map_interval_s = _clamp(order.block_map_us / 1e6, SHORTEST_MAP_INTERVAL_S)
-        else:
-            log.info("allocscope: this version's probe cannot follow %s", order)
+        """Do so with the next step."""
+        self._orders.append(order)
 
     def step(self) -> float:
         """Do what is due; how many seconds to wait before the next step."""
-        began = self._clock.seconds()
-        if self._rounds % ROUNDS_BETWEEN_LOOKS == 0:
-            self._look_for_devices()
-        is_alarming = False
-        for allocator in list(self._allocators.values()):
-            is_alarming |= self._sample(allocator)
-        ended = self._clock.seconds()
-        self._rounds += 1
-        if is_alarming:
-            self._next_map_s = min(self._next_map_s, self._earliest_map_s())
-        if self._allocators and ended >= self._next_map_s:
-            self._take_map(ended)
-        pause_s = max(
-            self._sample_interval_s - (ended - began), min(SAMPLE_COST_FACTOR * (ended - began), LONGEST_PAUSE_S)
-        )
-        return max(pause_s - (self._clock.seconds() - ended), 0.0)
+        while self._orders:
+            self._obey(self._orders.popleft())
+        if self._clock.seconds() >= self._next_sample_s:
+            self._sample_all()
+        if len(self._allocators) and self._clock.seconds() >= self._next_map_s:
+            self._take_map()
+        due_s = min(self._next_sample_s, self._captures.step())
+        if len(self._allocators):
+            due_s = min(due_s, self._next_map_s)
+        return max(due_s - self._clock.seconds(), 0.0)
 
-    # devices
+    def close(self) -> None:
+        """The process ends in order, or wants no more of this; `step` is not called again, this may be.
 
-    def _look_for_devices(self) -> None:
-        for index in range(self._torch.device_count):
-            if index in self._allocators or index in self._nameless:
-                continue
-            try:
-                used = is_used(self._torch.stats(index))
-            except TORCH_ERRORS:
-                continue
-            if used:
-                self._add(index)
+        By the thread that calls `step`, where it can: torch switches a history off without a warning only in the thread that
+        switched it on (torch 2.14.1).
+        """
+        if self._closing.acquire(blocking=False):  # for ever
+            self._captures.close()
+            self._reports.stopped()
 
-    def _add(self, index: int) -> _Allocator | None:
-        """Introduce a device that was first used."""
-        device = self._torch.device(index)
-        if device is None:
-            self._nameless.add(index)
-            log.info("allocscope: device %d is left out: this torch does not tell its UUID", index)
-            return None
-        with self._numbering:
-            known = self._allocators.get(index)
-            if known is None:
-                known = _Allocator(device, AllocatorRef(self._process.process_id, device.uuid))
-                self._allocators[index] = known
-                self._introduce()
-        return known
-
-    def _introduce(self) -> None:
-        devices = tuple(self._allocators[index].device for index in sorted(self._allocators))
-        self._process = replace(self._process, devices=devices)
-        self._uplink.introduce(self._process)
-
-    def _look_for_changed_settings(self) -> None:
-        """The job may change its allocator's settings, or its memory fraction, while it runs."""
-        conf = self._torch.allocator_conf(self._environ)
-        changed = conf != self._process.allocator_conf
-        for allocator in self._allocators.values():
-            device = self._torch.device(allocator.device.index)
-            if device is not None and device != allocator.device and device.uuid == allocator.device.uuid:
-                allocator.device, changed = device, True
-        if changed:
-            with self._numbering:
-                self._page_bytes = large_page_bytes(conf)
-                self._process = replace(self._process, allocator_conf=conf)
-                self._introduce()
+    def _obey(self, order: Order) -> None:
+        if isinstance(order, CaptureOrder):
+            self._captures.order(order)
+        elif isinstance(order, Intervals):
+            if order.sample_us is not None:
+                self._sample_interval_s = _clamp(order.sample_us / 1e6, SHORTEST_SAMPLE_INTERVAL_S)
+                self._next_sample_s = self._last_sample_s + self._sample_interval_s
+            if order.block_map_us is not None:
+                self._map_interval_s = _clamp(order.block_map_us / 1e6, SHORTEST_MAP_INTERVAL_S)
+                self._next_map_s = min(
+                    self._next_map_s, max(self._last_map_s + self._map_interval_s, self._earliest_map_s())
+                )
 
     # samples
 
-    def _sample(self, allocator: _Allocator) -> bool:
-        """Take one; whether it calls for a block map."""
-        try:
-            stats, call_us = self._read(allocator.device.index)
-        except TORCH_ERRORS:
-            return False
-        info = None
-        if not self._driver_is_slow or self._rounds % ROUNDS_BETWEEN_LOOKS == 0:
-            asked = self._clock.seconds()
-            info = self._torch.memory_info(allocator.device.index)
-            self._driver_is_slow = self._clock.seconds() - asked > SLOW_DRIVER_S
-        sample = self._hand_on_sample(allocator.ref, stats, call_us, info)
-        before, allocator.signals = allocator.signals, (sample.num_alloc_retries, sample.num_sync_all_streams)
-        return any(a is not None and b is not None and b > a for a, b in zip(before, allocator.signals, strict=True))
+    def _sample_all(self) -> None:
+        """One round over all devices, and when the next one is due."""
+        began = self._clock.seconds()
+        self._history.look()
+        if self._rounds % ROUNDS_BETWEEN_LOOKS == 0:
+            self._allocators.look()
+        calls_us, is_alarming = 0, False
+        for allocator in self._allocators:
+            sample = self._sample(allocator)
+            if sample is not None:
+                calls_us += sample.call_us or 0
+                is_alarming |= _is_alarmed(allocator, sample)
+        self._rounds += 1
+        if is_alarming:
+            self._next_map_s = min(self._next_map_s, self._earliest_map_s())
+        self._last_sample_s = began
+        pause_s = min(SAMPLE_COST_FACTOR * calls_us / 1e6, LONGEST_PAUSE_S)
+        self._next_sample_s = max(began + self._sample_interval_s, self._clock.seconds() + pause_s)
 
-    def _read(self, index: int) -> tuple[Stats, int]:
+    def _sample(self, allocator: Allocator) -> Sample | None:
+        """Hand one on; None where torch does not tell."""
+        index = allocator.device.index
+        try:
+            stats, call_us = self._read(index)
+            allocator.counts = allocator.counts or is_used(stats)
+        except TORCH_ERRORS:
+            return None
+        if not allocator.counts:
+            return None
+        free, total = self._ask_driver(index) or (None, None)
+        return self._reports.sample(allocator.ref, Reading(stats, call_us, free, total))
+
+    def _read(self, index: int) -> tuple[Mapping[Any, Any], int]:
         began = self._clock.seconds()
         stats = self._torch.stats(index)
         return stats, round((self._clock.seconds() - began) * 1e6)
 
-    def _hand_on_sample(self, ref: AllocatorRef, stats: Stats, call_us: int, info: tuple[int, int] | None) -> Sample:
-        free, total = info if info is not None else (None, None)
-        with self._numbering:
-            sample = sample_of(
-                stats,
-                self._uplink.next_sequence(),
-                self._clock.wall_us(),
-                call_us=call_us,
-                device_total_bytes=total,
-                device_free_bytes=free,
-            )
-            self._uplink.sample(ref, sample)
-        return sample
+    def _ask_driver(self, index: int) -> tuple[int, int] | None:
+        """The device's free and total bytes; seldom where that is slow."""
+        if self._driver_is_slow and self._rounds % ROUNDS_BETWEEN_LOOKS:
+            return None
+        asked = self._clock.seconds()
+        info = self._torch.memory_info(index)
+        self._driver_is_slow = self._clock.seconds() - asked > SLOW_DRIVER_S
+        return info
 
     # block maps
 
-    def _take_map(self, now_s: float) -> None:
-        self._look_for_changed_settings()
+    def _take_map(self) -> None:
+        self._allocators.look_for_changed_settings()
         began = self._clock.seconds()
-        segments = self._torch.segments()
-        if segments is not None:
-            for allocator in list(self._allocators.values()):
-                self._hand_on_map(allocator, segments, began)
+        with no_garbage_collected():
+            segments = self._segments()
+            if segments is not None:
+                for allocator in self._allocators:
+                    if allocator.counts:
+                        self._hand_on_map(allocator, segments, began)
+            del segments
         self._map_cost_s = self._clock.seconds() - began
-        self._last_map_s = now_s
+        self._last_map_s = began
         jitter = 1 + MAP_JITTER * (2 * self._clock.chance() - 1)
-        self._next_map_s = now_s + jitter * max(
-            self._map_interval_s, MAP_COST_FACTOR * self._map_cost_s / (1 - MAP_JITTER)
-        )
+        self._next_map_s = began + jitter * max(self._map_interval_s, self._least_map_interval_s / (1 - MAP_JITTER))
 
     def _earliest_map_s(self) -> float:
-        return self._last_map_s + max(SHORTEST_MAP_INTERVAL_S, MAP_COST_FACTOR * self._map_cost_s)
+        return self._last_map_s + max(SHORTEST_MAP_INTERVAL_S, self._least_map_interval_s)
 
-    def _hand_on_map(self, allocator: _Allocator, segments: list[Mapping[str, Any]], began_s: float) -> None:
+    @property
+    def _least_map_interval_s(self) -> float:
+        """For what a map costs, and leaves behind."""
+        in_history_s = MAP_INTERVAL_IN_HISTORY_S if self._history.is_programs else 0.0
+        return max(MAP_COST_FACTOR * self._map_cost_s, in_history_s)
+
+    def _segments(self) -> list[Mapping[str, Any]] | None:
+        """None also where blocks may have stacks that torch would have to import its compiler for, or copy a history."""
+        can_be_had = self._blocks.has_words_for_stacks and self._blocks.can_leave_traces_out
+        return self._blocks.segments() if can_be_had or not self._history.has_stacks else None
+
+    def _hand_on_map(
+        self, allocator: Allocator, segments: Sequence[Mapping[str, Any]], began_s: float | None = None
+    ) -> BlockMap | None:
         time_us = self._clock.wall_us()
-        groups = groups_of(segments, allocator.device.index, self._page_bytes)
+        groups = groups_of(segments, allocator.device.index, self._allocators.page_bytes)
         if groups is None:
-            return
-        call_us = round((self._clock.seconds() - began_s) * 1e6)
-        with self._numbering:
-            self._uplink.block_map(allocator.ref, BlockMap(self._uplink.next_sequence(), time_us, groups, call_us))
+            return None
+        call_us = None if began_s is None else round((self._clock.seconds() - began_s) * 1e6)
+        return self._reports.block_map(allocator.ref, groups, time_us=time_us, call_us=call_us)
 
     # out of memory
 
-    def on_oom(self, index: int, segment_bytes: int, total_bytes: int, free_bytes: int) -> None:
+    def on_oom(self, index: int, shortage: Shortage) -> None:
         """Called by torch on the thread that runs out of memory, before the error is raised: quick, and never raising."""
-        allocator = self._allocators.get(index) or self._add(index)
+        allocator = self._allocators.get(index)
         if allocator is None:
             return
+        sample, block_map = self._sample_at_oom(allocator), self._map_at_oom(allocator)
+        event = self._reports.out_of_memory(allocator.ref, shortage)
+        self._allocators.look_for_changed_settings()
+        self._captures.on_oom(Moment(allocator, sample, block_map, event, partial(self._hand_on_map, allocator)))
+
+    def _sample_at_oom(self, allocator: Allocator) -> Sample | None:
+        """Without the driver's figures: they come with the error."""
         try:
-            self._hand_on_sample(allocator.ref, *self._read(index), None)
-            now_s = self._clock.seconds()
-            if now_s - self._last_oom_map_s >= SHORTEST_MAP_INTERVAL_S:  # a program may catch many of them
-                self._last_oom_map_s = now_s
-                segments = self._torch.segments()
-                if segments is not None:
-                    self._hand_on_map(allocator, segments, now_s)
+            reading = Reading(*self._read(allocator.device.index))
         except TORCH_ERRORS as error:
             log.debug("allocscope: no counters at an out-of-memory error: %r", error)
-        with self._numbering:
-            self._uplink.event(
-                Event(
-                    self._process.process_id,
-                    self._uplink.next_sequence(),
-                    self._clock.wall_us(),
-                    EventKind.OOM,
-                    device_uuid=allocator.ref.device_uuid,
-                    requested_bytes=segment_bytes,
-                    device_total_bytes=total_bytes,
-                    device_free_bytes=free_bytes,
-                )
-            )
+            return None
+        return self._reports.sample(allocator.ref, reading)
 
-    def say_stopped(self) -> None:
-        """The process ends in order, or wants no more of this."""
-        with self._numbering:
-            self._uplink.event(
-                Event(self._process.process_id, self._uplink.next_sequence(), self._clock.wall_us(), EventKind.STOPPED)
-            )
+    def _map_at_oom(self, allocator: Allocator) -> BlockMap | None:
+        """None where one was made moments before (a program may catch many errors), or would take seconds."""
+        now_s = self._clock.seconds()
+        if now_s - self._last_oom_map_s < SHORTEST_MAP_INTERVAL_S:
+            return None
+        self._last_oom_map_s = now_s
+        segments = self._segments()
+        return None if segments is None else self._hand_on_map(allocator, segments, now_s)
+
+
+def _is_alarmed(allocator: Allocator, sample: Sample) -> bool:
+    """Whether the cache was flushed since the sample before: that calls for a block map."""
+    before, allocator.signals = allocator.signals, (sample.num_alloc_retries, sample.num_sync_all_streams)
+    return any(a is not None and b is not None and b > a for a, b in zip(before, allocator.signals, strict=True))
 
 
 def _clamp(seconds: float, shortest: float) -> float:

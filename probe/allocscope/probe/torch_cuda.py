@@ -1,26 +1,24 @@
-"""Every call into the job's torch, and what may be called when (ALLOCATOR.md 11).
+"""The calls into the job's torch, and what may be called when (ALLOCATOR.md 11); those for its blocks are in `torch_blocks`.
 
 torch is found among the imported modules and never imported. Nothing here initialises CUDA, resets a peak, changes a setting
-or touches a history. Modules are read by their dictionaries: an attribute that is not there must not set torch's own lazy
-imports going.
+or touches a history (`allocscope.probe.history` alone does). Modules are read by their dictionaries: an attribute that is not
+there must not set torch's own lazy imports going.
 """
 
 from __future__ import annotations
 
 import ctypes
-import inspect
 import os
-import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from allocscope.model.blocks import BlockGroup
-from allocscope.model.condense import LARGE_PAGE_BYTES, condense
 from allocscope.model.identity import Device
-from allocscope.probe.counters import Stats
+from allocscope.probe.counters import Stats, async_sample_of, is_used, sample_of
+from allocscope.probe.devices import device_uuid
+from allocscope.probe.texts import LONGEST_CONF, printable
 
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The first that is set wins entirely (ALLOCATOR.md 9)."""
@@ -35,8 +33,9 @@ TORCH_ERRORS = (
     AssertionError,
     NotImplementedError,
     OSError,
+    MemoryError,
 )
-"""What torch's calls raise in builds and versions that lack something."""
+"""What torch's calls raise in builds and versions that lack something, and where the machine's memory runs out."""
 
 
 class Absence(Enum):
@@ -45,7 +44,6 @@ class Absence(Enum):
     NO_TORCH = "torch is not imported"
     NO_CUDA = "this torch was built without CUDA"
     NOT_INITIALIZED = "CUDA is not initialized"
-    OTHER_BACKEND = "the allocator is not torch's native one"
     NO_ANSWER = "torch's calls fail"
 
     @property
@@ -54,21 +52,29 @@ class Absence(Enum):
         return self in (Absence.NO_TORCH, Absence.NOT_INITIALIZED)
 
 
+class Backend(Enum):
+    """Which allocator torch has, by the name that it gives (ALLOCATOR.md 3.5); fixed once CUDA is initialized."""
+
+    NATIVE = "native"
+    """torch's own caching allocator: everything can be asked."""
+    ASYNC = "cudaMallocAsync"
+    """The driver's: a few counters, no blocks, no history, and no word of an OutOfMemoryError."""
+    PLUGGABLE = "pluggable"
+    """The program's own, or one that is not known here: nothing can be asked."""
+
+
 def look(modules: Mapping[str, Any] | None = None) -> TorchCuda | Absence:
     """The torch of this process, where its allocator can be sampled now. Costs a few microseconds."""
     found = sys.modules if modules is None else modules
     cuda, binding = found.get("torch.cuda"), found.get("torch._C")
-    is_initialized = _get(cuda, "is_initialized")
+    is_initialized = attribute(cuda, "is_initialized")
     if cuda is None or binding is None or is_initialized is None:
         return Absence.NO_TORCH
-    if _get(binding, "_cuda_memoryStats") is None:
+    if attribute(binding, "_cuda_memoryStats") is None:
         return Absence.NO_CUDA
     try:
         if not is_initialized():  # False in a forked child, too
             return Absence.NOT_INITIALIZED
-        backend = _get(binding, "_cuda_getAllocatorBackend")
-        if backend is not None and backend() != "native":
-            return Absence.OTHER_BACKEND
         return TorchCuda(found)
     except TORCH_ERRORS:
         return Absence.NO_ANSWER
@@ -82,8 +88,11 @@ class TorchCuda:
         self.stats: Callable[[int], Stats] = self._binding._cuda_memoryStats
         """The nested statistics of a device, by the raw call: no CUDA call, but it waits for the device's lock with the GIL."""
         self.device_count = int(self._cuda.device_count())
-        self.version: str | None = _text(_get(modules.get("torch"), "__version__"))
-        self._snapshot = _snapshot_call(self._cuda)
+        self.version: str | None = _text(attribute(modules.get("torch"), "__version__"))
+        self.backend = _backend(attribute(self._binding, "_cuda_getAllocatorBackend"))
+        self.sample_of = async_sample_of if self.backend is Backend.ASYNC else sample_of
+        """Makes a sample of what `stats` said, without what this backend does not know."""
+        self._memory_info = _memory_info_call(self._cuda, self._binding)
         self._thread = threading.local()
 
     # memory
@@ -94,19 +103,43 @@ class TorchCuda:
         Only for a device that this process uses: elsewhere it would make a context.
         """
         try:
-            if not self._is_relaxed() or self._cuda.is_current_stream_capturing():
+            if not self._is_relaxed(index):
                 return None
-            free, total = self._cuda.mem_get_info(index)
+            free, total = self._memory_info(index)
             return int(free), int(total)
         except TORCH_ERRORS:
             return None
 
-    def segments(self) -> list[Mapping[str, Any]] | None:
-        """All segments of all devices, without traces; holds the GIL throughout."""
+    def is_used(self, index: int) -> bool:
+        """Whether this process has memory of that device by torch; where its allocator does not count, whether it has a context there."""
+        if self.backend is not Backend.PLUGGABLE:
+            try:
+                if is_used(self.stats(index)):
+                    return True
+            except TORCH_ERRORS:
+                return False
+            if self.is_caching:
+                return False
+        return self._has_context(index)
+
+    @property
+    def is_caching(self) -> bool:
+        """Whether the native allocator counts anything: with its caching off each tensor is the driver's own (ALLOCATOR.md 3.5)."""
+        ask = attribute(self._binding, "_cuda_cudaCachingAllocator_is_enabled")  # from 2.12 on
+        if ask is None:
+            return not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
         try:
-            return list(self._snapshot())
+            return bool(ask())
         except TORCH_ERRORS:
-            return None
+            return True
+
+    def _has_context(self, index: int) -> bool:
+        """Asked of the driver without making one."""
+        ask = attribute(self._binding, "_cuda_hasPrimaryContext")
+        try:
+            return ask is not None and bool(ask(index))
+        except TORCH_ERRORS:
+            return False
 
     # who is who
 
@@ -116,7 +149,7 @@ class TorchCuda:
             properties = self._cuda.get_device_properties(index)
         except TORCH_ERRORS:
             return None
-        uuid = _uuid(properties, index)
+        uuid = device_uuid(properties, index, os.environ.get("CUDA_VISIBLE_DEVICES"))
         if uuid is None:
             return None
         total = getattr(properties, "total_memory", None)
@@ -130,31 +163,33 @@ class TorchCuda:
         )
 
     def _allowed_bytes(self, index: int, total: int | None) -> int | None:
-        memory = self._modules.get("torch.cuda.memory")
-        ask = _get(memory, "get_per_process_memory_fraction")
-        if ask is None or total is None:
-            return None
+        fraction = self.memory_fraction(index)
+        return None if fraction is None or total is None or fraction == 1 else int(fraction * total)
+
+    def memory_fraction(self, index: int) -> float | None:
+        """What of the device this process's allocator may reserve; 1 lifts the limit."""
+        ask = attribute(self._modules.get("torch.cuda.memory"), "get_per_process_memory_fraction")
         try:
-            fraction = float(ask(index))
+            fraction = None if ask is None else float(ask(index))
         except TORCH_ERRORS:
             return None
-        return int(fraction * total) if 0 <= fraction < 1 else None
+        return fraction if fraction is not None and 0 <= fraction <= 1 else None  # cudaMallocAsync tells what cannot be
 
     def allocator_conf(self, environ: Mapping[str, str]) -> str | None:
         """The settings in force; before torch 2.10 the environment's, since none can be asked."""
-        ask = _get(self._binding, "_accelerator_getAllocatorSettings")
+        ask = attribute(self._binding, "_accelerator_getAllocatorSettings")
         if ask is not None:
             try:
-                return _text(ask())
+                return printable(str(ask()), LONGEST_CONF)
             except TORCH_ERRORS:
                 return None
-        return next((environ[name] for name in CONF_VARIABLES if name in environ), "")
+        return printable(next((environ[name] for name in CONF_VARIABLES if name in environ), ""), LONGEST_CONF)
 
     # errors
 
     def observe_oom(self, observer: Callable[[int, int, int, int], None]) -> bool:
         """Have `observer(device, segment_bytes, total_bytes, free_bytes)` called before each OutOfMemoryError; it stays for ever."""
-        attach = _get(self._binding, "_cuda_attach_out_of_memory_observer")
+        attach = attribute(self._binding, "_cuda_attach_out_of_memory_observer")
         if attach is None:
             return False
         try:
@@ -163,30 +198,18 @@ class TorchCuda:
             return False
         return True
 
-    def _is_relaxed(self) -> bool:
-        """Whether this thread may ask the driver while another one captures a CUDA graph.
+    def _is_relaxed(self, index: int) -> bool:
+        """Whether this thread may ask the driver while another one captures a CUDA graph; `index` is a device in use.
 
         In CUDA's default mode a "potentially unsafe" call of any thread invalidates a capture that another thread has begun
         (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode). Where the mode cannot be set, the driver is not asked.
+        A thread begins on device 0, where the job may have no context: it moves to one in use first, lest a call make one.
         """
         relaxed: bool | None = getattr(self._thread, "relaxed", None)
         if relaxed is None:
-            relaxed = self._thread.relaxed = _relax_capture_mode(_get(self._modules.get("torch.version"), "cuda"))
+            self._binding._cuda_setDevice(index)  # of this thread alone
+            relaxed = self._thread.relaxed = _relax_capture_mode(attribute(self._modules.get("torch.version"), "cuda"))
         return relaxed
-
-
-def large_page_bytes(conf: str | None) -> int:
-    """The page of a large expandable segment under these settings."""
-    match = re.search(r"large_segment_size_mb\s*:\s*([0-9]{1,9})", conf or "")
-    return int(match[1]) << 20 if match else LARGE_PAGE_BYTES
-
-
-def groups_of(segments: Iterable[Mapping[str, Any]], index: int, page_bytes: int) -> tuple[BlockGroup, ...] | None:
-    """One device's segments, condensed; None where this torch's cannot be read."""
-    try:
-        return condense((s for s in segments if s.get("device", 0) == index), page_bytes)
-    except TORCH_ERRORS:
-        return None
 
 
 def _relax_capture_mode(cuda_version: object) -> bool:
@@ -202,30 +225,22 @@ def _relax_capture_mode(cuda_version: object) -> bool:
     return False
 
 
-def _snapshot_call(cuda: Any) -> Callable[[], Iterable[Mapping[str, Any]]]:
-    """memory_snapshot, without traces where it knows how (torch 2.11)."""
-    call: Callable[..., Iterable[Mapping[str, Any]]] = cuda.memory_snapshot
-    try:
-        quiet = "include_traces" in inspect.signature(call).parameters
-    except (TypeError, ValueError):
-        quiet = False
-    return (lambda: call(include_traces=False)) if quiet else call
+def _memory_info_call(cuda: Any, binding: Any) -> Callable[[int], tuple[int, int]]:
+    """The call under torch.cuda.mem_get_info, where it is."""
+    call: Callable[[int], tuple[int, int]] | None = getattr(attribute(binding, "_cudart"), "cudaMemGetInfo", None)
+    return call or cuda.mem_get_info
 
 
-def _uuid(properties: Any, index: int) -> str | None:
-    """NVML's form of it. torch tells it from 2.4 on, without the prefix."""
-    told = getattr(properties, "uuid", None)
-    text = _text(told) if told is not None else None
-    if text:
-        return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
-    visible = [v.strip() for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    named = visible[index] if index < len(visible) else ""
-    return named if re.fullmatch(r"(GPU|MIG)-[0-9a-f-]{36}", named) else None
+def _backend(ask: Callable[[], str] | None) -> Backend:
+    """Before torch 2.0 there is but one."""
+    name = Backend.NATIVE.value if ask is None else ask()
+    return Backend(name) if name in {each.value for each in Backend} else Backend.PLUGGABLE
 
 
-def _get(module: Any, name: str) -> Any:
+def attribute(module: Any, name: str) -> Any:
+    """What a module has by that name, without setting a lazy import going; None: nothing."""
     return getattr(module, "__dict__", {}).get(name)
 
 
 def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    return None if value is None else printable(str(value))

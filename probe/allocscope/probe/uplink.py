@@ -6,36 +6,30 @@ into it: without protobuf, without a daemon, with one that hangs or restarts, th
 
 from __future__ import annotations
 
-import grp
 import logging
 import os
 import random
 import re
-import select
-import socket as sockets
-import stat
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from allocscope.model.blocks import BlockMap
 from allocscope.model.events import Event, EventKind
 from allocscope.model.identity import AllocatorRef, Process
 from allocscope.model.orders import Order
-from allocscope.model.sample import Sample, chunks
-from allocscope.probe import fork
+from allocscope.model.sample import Sample
+from allocscope.probe import fork, messages
 from allocscope.probe.call import Call, CallBroken
+from allocscope.probe.line import Line, who_may
+from allocscope.probe.log import log
 from allocscope.probe.ring import Item, Kind, Ring
 
 if TYPE_CHECKING:
     from allocscope.proto.v1.probe_service_pb2 import AttachResponse
 
-log = logging.getLogger("allocscope.probe")
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 5.0
 CAPACITY = 4096
@@ -85,7 +79,7 @@ class Uplink:
         self._hello_due = True
         self._closing = self._ended = self._inert = False
         self._thread: threading.Thread | None = None
-        self._line: _Line | None = None
+        self._line: Line | None = None
         self._told: set[str] = set()
         self.is_reached = False
         """Whether anything ever listened there."""
@@ -216,11 +210,11 @@ class Uplink:
             return None
         return packed
 
-    def _wire(self) -> _Wire | None:
+    def _wire(self) -> messages.Wire | None:
         try:
-            return _import_wire()
+            return messages.import_wire()
         except Exception as error:  # noqa: BLE001 (a generated module refuses an old protobuf by errors of many types)
-            self._give_in(f"cannot use protobuf ({error})")
+            self._give_in(f"cannot use protobuf ({error}); it needs protobuf 5.29 or later in the job's Python")
             return None
 
     def _lose(self, what: str, why: object) -> None:
@@ -274,9 +268,8 @@ class Uplink:
             if wire is None:
                 return False
             with self._changed:
-                self._line, self.is_reached = line, True
+                self.is_reached = self._hello_due = True
                 self._ring.rewind()
-                self._hello_due = True
             for answer in self._converse(line, Call(wire.method)):
                 answered = True
                 self._receive(wire.response.FromString(answer))
@@ -290,24 +283,27 @@ class Uplink:
             line.close()
         return answered
 
-    def _connect(self) -> _Line | None:
+    def _connect(self) -> Line | None:
         if len(os.fsencode(self._socket)) > LONGEST_SOCKET_BYTES:
             self._tell_once(f"no daemon can listen at {self._socket}: the name is too long", logging.INFO)
             return None
         try:
-            return _Line(self._socket)
+            with fork.held_off():
+                self._line = Line(self._socket)
+                return self._line
         except PermissionError as error:
-            self._tell_once(f"{self._socket} is closed to this process: {_who_may(self._socket, error)}", logging.INFO)
+            self._tell_once(f"{self._socket} is closed to this process: {who_may(self._socket, error)}", logging.INFO)
             return None
         except (OSError, ValueError):  # nobody listens there, or it cannot be a name
             return None
 
-    def _converse(self, line: _Line, call: Call) -> Iterator[bytes]:
+    def _converse(self, line: Line, call: Call) -> Iterator[bytes]:
         """Send what there is, as the daemon has room; its answers. Ends with the call, or when all is over."""
         while not (call.is_over or self._is_over()):
+            line.write(call.outgoing)
             while call.backlog_bytes < LONGEST_BACKLOG_BYTES and self._send_next(call):
-                pass
-            yield from call.receive(line.exchange(call.outgoing))
+                line.write(call.outgoing)  # what the socket takes at once makes room for the next
+            yield from call.receive(line.wait(for_room=bool(call.outgoing)))
 
     def _send_next(self, call: Call) -> bool:
         """Send the next thing; False where nothing waits. When we close and nothing waits, the call is ended from this side."""
@@ -316,7 +312,7 @@ class Uplink:
             process = self._process
             items = [] if hello else self._ring.take(LONGEST_CHUNK)
             is_last = self._closing and not hello and not items
-        for message in [_greeting(process)] if hello else self._messages_of(items):
+        for message in [messages.greeting(process, wall_us())] if hello else self._messages_of(items):
             call.send(message)
         if is_last:
             call.end()
@@ -326,9 +322,9 @@ class Uplink:
         if not items:
             return []
         if items[0].kind is not Kind.SAMPLE:
-            return [_stamped(items[0].payload)]
+            return [messages.stamped(items[0].payload, wall_us())]
         try:
-            return _chunk_messages(items)
+            return messages.of_samples(items, wall_us())
         except Exception as error:  # noqa: BLE001 (a negative or huge figure in one of them)
             if len(items) > 1:
                 return [message for item in items for message in self._messages_of([item])]
@@ -349,114 +345,11 @@ class Uplink:
 
     def _obey(self, message: Any) -> None:
         try:
-            order = _import_wire().words.order_from_wire(message)
+            order = messages.import_wire().words.order_from_wire(message)
             if order is not None and self._on_order is not None:
                 self._on_order(order)
         except Exception as error:  # noqa: BLE001 (an order must not end the stream)
             self._tell_once(f"an order failed: {error!r}", logging.INFO)
-
-
-def _who_may(socket: str, refusal: PermissionError) -> str:
-    """Why a socket may not be opened, and whose members may."""
-    try:
-        found = Path(socket).stat()
-    except OSError:
-        return f"{refusal.strerror}, in a folder on the way to it"
-    try:
-        group = grp.getgrgid(found.st_gid).gr_name
-    except KeyError:
-        group = str(found.st_gid)
-    return f"{refusal.strerror}; its mode is {stat.filemode(found.st_mode)}, its group {group}"
-
-
-class _Line:
-    """A connection to a unix socket, and a way to wake the thread that waits on it."""
-
-    def __init__(self, path: str) -> None:
-        self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM)
-        self._wakes, self._woken = sockets.socketpair()
-        self._is_woken = False
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
-        self._poll.register(self._woken, select.POLLIN)
-        try:
-            for each in (self._socket, self._wakes, self._woken):
-                each.setblocking(False)
-            self._socket.connect(path)
-        except (OSError, ValueError):
-            self.close()
-            raise
-
-    def close(self) -> None:
-        for each in (self._socket, self._wakes, self._woken):
-            each.close()
-
-    def wake(self) -> None:
-        """Have `exchange` come back."""
-        if not self._is_woken:
-            self._is_woken = True
-            with suppress(OSError):
-                self._wakes.send(b"\0")
-
-    def exchange(self, outgoing: bytearray) -> bytes:
-        """Write what can be written of `outgoing` and take it off; wait; what was read, or nothing where it was woken."""
-        self._write(outgoing)
-        self._poll.modify(self._socket, select.POLLIN | select.POLLOUT if outgoing else select.POLLIN)
-        ready = dict(self._poll.poll())
-        if self._woken.fileno() in ready:
-            self._woken.recv(16)
-            self._is_woken = False
-        if not ready.get(self._socket.fileno(), 0) & ~select.POLLOUT:
-            return b""
-        data = self._socket.recv(1 << 16)
-        if not data:
-            raise CallBroken("it hung up")
-        return data
-
-    def _write(self, outgoing: bytearray) -> None:
-        if outgoing:
-            with suppress(BlockingIOError):
-                del outgoing[: self._socket.send(outgoing)]
-
-
-class _Wire(NamedTuple):
-    """What needs protobuf."""
-
-    words: Any
-    """`allocscope.model.wire`."""
-    request: Any
-    response: Any
-    method: str
-
-
-@cache
-def _import_wire() -> _Wire:
-    with fork.held_off():
-        from allocscope.model import wire
-        from allocscope.proto.v1 import probe_service_pb2
-    service = probe_service_pb2.DESCRIPTOR.services_by_name["ProbeService"]
-    return _Wire(
-        wire, probe_service_pb2.AttachRequest, probe_service_pb2.AttachResponse, f"/{service.full_name}/Attach"
-    )
-
-
-def _greeting(process: Process) -> bytes:
-    wire = _import_wire()
-    return bytes(wire.request(sent_us=wall_us(), hello=wire.words.process_to_wire(process)).SerializeToString())
-
-
-def _stamped(packed: bytes) -> bytes:
-    """A request that was packed before, with the time that it is sent. (Messages in bytes merge by being joined.)"""
-    return packed + bytes(_import_wire().request(sent_us=wall_us()).SerializeToString())
-
-
-def _chunk_messages(items: list[Item]) -> list[bytes]:
-    wire = _import_wire()
-    ref = items[0].payload[0]
-    return [
-        wire.request(sent_us=wall_us(), samples=wire.words.chunk_to_wire(chunk)).SerializeToString()
-        for chunk in chunks(ref, (item.payload[1] for item in items))
-    ]
 
 
 _all: weakref.WeakSet[Uplink] = weakref.WeakSet()

@@ -7,23 +7,30 @@ and is not imported from here.
 `None` means not known; zero means zero. Sizes are bytes, times are unix microseconds by the clock of whoever took them.
 """
 
+from allocscope.model.advice import Advice, AdviceKind, Trial
 from allocscope.model.bill import BillEntry, DeviceBill, Line
 from allocscope.model.blocks import BlockGroup, BlockMap, Pool, PrivatePool, SizeClass
+from allocscope.model.captures import Capture, CaptureNote, CaptureReason
 from allocscope.model.condense import condense, size_class_floor
 from allocscope.model.events import Event, EventKind
 from allocscope.model.forecast import Cause, Forecast, State
 from allocscope.model.identity import AllocatorRef, Device, Process
-from allocscope.model.node import DeviceProcess, DeviceReading
-from allocscope.model.orders import CaptureOrder, HistoryOrder, Intervals, Order
+from allocscope.model.node import DeviceProcess, DeviceReading, Owner
+from allocscope.model.orders import CaptureOrder, Intervals, Order
 from allocscope.model.sample import COLUMNS, Sample, SampleChunk, chunks
 
 __all__ = [
     "COLUMNS",
+    "Advice",
+    "AdviceKind",
     "AllocatorRef",
     "BillEntry",
     "BlockGroup",
     "BlockMap",
+    "Capture",
+    "CaptureNote",
     "CaptureOrder",
+    "CaptureReason",
     "Cause",
     "Device",
     "DeviceBill",
@@ -32,10 +39,10 @@ __all__ = [
     "Event",
     "EventKind",
     "Forecast",
-    "HistoryOrder",
     "Intervals",
     "Line",
     "Order",
+    "Owner",
     "Pool",
     "PrivatePool",
     "Process",
@@ -43,6 +50,7 @@ __all__ = [
     "SampleChunk",
     "SizeClass",
     "State",
+    "Trial",
     "chunks",
     "condense",
     "size_class_floor",

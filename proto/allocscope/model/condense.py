@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from allocscope.model.blocks import BlockGroup, Pool, PrivatePool, SizeClass
@@ -34,143 +37,133 @@ def condense(segments: Iterable[Mapping[str, Any]], large_page_bytes: int = LARG
 
     A private pool is taken to be in use: whether it still is, a snapshot does not tell.
     """
-    tallies: dict[Group, _Tally] = {}
-    for segment in sorted(segments, key=_address):
-        pool_id = tuple(segment.get("segment_pool_id", DEFAULT_POOL))
-        group = Group(
-            segment["segment_type"],
-            segment["stream"],
-            pool_id,
-            segment.get("is_expandable", False),
-        )
-        tally = tallies.get(group)
-        if tally is None:
-            page_bytes = SMALL_PAGE_BYTES if group.pool == "small" else large_page_bytes
-            tally = tallies[group] = _Tally(group, page_bytes)
-        tally.add(segment)
-    return tuple(tallies[group].close() for group in sorted(tallies))
+    found: dict[Group, list[Mapping[str, Any]]] = {}
+    known: dict[Any, list[Mapping[str, Any]]] = {}  # by what tells a group, as segments have it
+    for segment in segments:
+        try:
+            told = _group_of(segment)
+            mine = known.get(told)
+        except (KeyError, TypeError):  # of a PyTorch that tells less, or a pool's id as a list
+            told, mine = None, None
+        if mine is None:
+            group = Group(
+                segment["segment_type"],
+                segment["stream"],
+                tuple(segment.get("segment_pool_id", DEFAULT_POOL)),
+                segment.get("is_expandable", False),
+            )
+            mine = found.setdefault(group, [])
+            if told is not None:
+                known[told] = mine
+        mine.append(segment)
+    return tuple(_condensed(group, found[group], large_page_bytes) for group in sorted(found))
+
+
+_group_of = itemgetter("segment_type", "stream", "segment_pool_id", "is_expandable")
 
 
 def _address(segment: Mapping[str, Any]) -> int:
     return int(segment.get("address", 0))
 
 
-class _Classes:
-    """Sizes counted by class."""
+_blocks_of, _total_of = itemgetter("blocks"), itemgetter("total_size")
+_figures_of = itemgetter("state", "size", "requested_size")
 
-    __slots__ = ("_by_floor",)
 
-    def __init__(self) -> None:
-        self._by_floor: dict[int, list[int]] = {}
+def _patchy_figures_of(block: Mapping[str, Any]) -> tuple[str, int, int | None]:
+    """Of a PyTorch that does not tell requested sizes."""
+    return block["state"], block["size"], block.get("requested_size")
 
-    def add(self, size_bytes: int) -> None:
-        floor = size_class_floor(size_bytes)
-        entry = self._by_floor.get(floor)
-        if entry is None:
-            self._by_floor[floor] = [1, size_bytes, size_bytes]
+
+def _counted(blocks: Sequence[Sequence[Mapping[str, Any]]]) -> Counter[tuple[str, int, int | None]]:
+    """All blocks, equal ones together, counted without a step of Python each: a probe goes through a job's blocks every ten
+    seconds, with the interpreter to itself.
+    """
+    try:
+        return Counter(map(_figures_of, chain.from_iterable(blocks)))
+    except KeyError:
+        return Counter(map(_patchy_figures_of, chain.from_iterable(blocks)))
+
+
+def _condensed(group: Group, segments: Sequence[Mapping[str, Any]], large_page_bytes: int) -> BlockGroup:
+    """One group's segments."""
+    in_default_pool = group.private_pool == DEFAULT_POOL
+    blocks = list(map(_blocks_of, segments))
+    pages = _Pages(SMALL_PAGE_BYTES if group.pool == "small" else large_page_bytes)
+    free_segments = Counter[int]()
+    if group.expandable:
+        for segment in sorted(segments, key=_address):
+            pages.add(segment["blocks"])
+    elif in_default_pool:
+        free_segments.update(only[0]["size"] for only in blocks if len(only) == 1 and only[0]["state"] == "inactive")
+    held, live, asked = Counter[int](), Counter[int](), Counter[int | None]()
+    waiting = 0
+    for (state, size, requested), count in _counted(blocks).items():
+        if state == "active_allocated":
+            live[size] += count
+            asked[requested] += count
+        elif state == "inactive":
+            held[size] += count
         else:
-            entry[0] += 1
-            entry[1] += size_bytes
-            if size_bytes > entry[2]:
-                entry[2] = size_bytes
+            waiting += size * count
+    known = None not in asked
+    allocated, free = _sum(live), _sum(held)
+    requested_bytes = _sum(asked) if known else None
+    releasable = (pages.whole_bytes if group.expandable else _sum(free_segments)) if in_default_pool else 0
+    return BlockGroup(
+        pool=Pool(group.pool),
+        stream=group.stream,
+        private_pool=None if in_default_pool else PrivatePool(*group.private_pool),
+        expandable=group.expandable,
+        segment_count=len(segments),
+        reserved_bytes=sum(map(_total_of, segments)),
+        requested_bytes=requested_bytes,
+        rounding_bytes=None if requested_bytes is None else allocated - requested_bytes,
+        allocated_bytes=allocated,
+        awaiting_free_bytes=waiting,
+        stranded_bytes=free - releasable if in_default_pool else 0,
+        releasable_bytes=releasable,
+        private_bytes=0 if in_default_pool else free,
+        free_stranded=_classes(held - free_segments),
+        free_releasable=_classes(free_segments),
+        live=_classes(asked if known else live),
+        largest_free_block_bytes=max(held, default=None),
+        tail_bytes=pages.tail[0] if pages.tail else None,
+        tail_kept_bytes=pages.tail[1] if pages.tail else None,
+    )
 
-    def close(self) -> tuple[SizeClass, ...]:
-        return tuple(SizeClass(floor, *entry) for floor, entry in sorted(self._by_floor.items()))
 
-    def largest(self) -> int | None:
-        return max((entry[2] for entry in self._by_floor.values()), default=None)
+class _Pages:
+    """Of expandable segments, whose free blocks give back whole pages. A mapped range starts on a page boundary of its own
+    segment, whose base a snapshot does not tell.
+    """
 
-
-class _Tally:
-    """One group's sums while its segments are gone through."""
-
-    def __init__(self, group: Group, page_bytes: int) -> None:
-        self.group, self.page_bytes = group, page_bytes
-        self.segment_count = self.reserved = self.allocated = self.requested = 0
-        self.awaiting_free = self.stranded = self.releasable = self.private = 0
-        self.requested_known = True
-        self.stranded_classes, self.releasable_classes, self.live = (
-            _Classes(),
-            _Classes(),
-            _Classes(),
-        )
+    def __init__(self, page_bytes: int) -> None:
+        self.page_bytes, self.whole_bytes = page_bytes, 0
         self.tail: tuple[int, int] | None = None
 
-    def add(self, segment: Mapping[str, Any]) -> None:
-        self.segment_count += 1
-        self.reserved += segment["total_size"]
-        blocks = segment["blocks"]
-        offset = 0  # a mapped range starts on a page boundary of its own segment, whose base a snapshot does not tell
-        self.tail = None
+    def add(self, blocks: Sequence[Mapping[str, Any]]) -> None:
+        """A range, by ascending address."""
+        offset, page_bytes, size, state = 0, self.page_bytes, 0, ""
         for block in blocks:
             size, state = block["size"], block["state"]
             if state == "inactive":
-                self._add_free(offset, size, whole=len(blocks) == 1, last=block is blocks[-1])
-            elif state == "active_allocated":
-                self.allocated += size
-                requested = block.get("requested_size")
-                if requested is None:
-                    self.requested_known = False
-                    requested = size
-                self.requested += requested
-                self.live.add(requested)
-            else:
-                self.awaiting_free += size
+                pages = (offset + size) // page_bytes - -(-offset // page_bytes)
+                self.whole_bytes += max(pages, 0) * page_bytes
             offset += size
-
-    def _add_free(self, offset: int, size: int, *, whole: bool, last: bool) -> None:
-        if self.group.expandable and last:
-            self.tail = (size, min(-offset % self.page_bytes, size))
-        if self.group.private_pool != DEFAULT_POOL:
-            self.private += size
-            self.stranded_classes.add(size)
-        elif self.group.expandable:
-            pages = (
-                max(
-                    (offset + size) // self.page_bytes - -(-offset // self.page_bytes),
-                    0,
-                )
-                * self.page_bytes
-            )
-            self.releasable += pages
-            self.stranded += size - pages
-            self.stranded_classes.add(size)
-        elif whole:
-            self.releasable += size
-            self.releasable_classes.add(size)
-        else:
-            self.stranded += size
-            self.stranded_classes.add(size)
-
-    def close(self) -> BlockGroup:
-        pool, stream, private_pool, expandable = self.group
-        known = self.requested_known
-        free: Sequence[int | None] = (
-            self.stranded_classes.largest(),
-            self.releasable_classes.largest(),
-        )
-        return BlockGroup(
-            pool=Pool(pool),
-            stream=stream,
-            private_pool=None if private_pool == DEFAULT_POOL else PrivatePool(*private_pool),
-            expandable=expandable,
-            segment_count=self.segment_count,
-            reserved_bytes=self.reserved,
-            requested_bytes=self.requested if known else None,
-            rounding_bytes=self.allocated - self.requested if known else None,
-            allocated_bytes=self.allocated,
-            awaiting_free_bytes=self.awaiting_free,
-            stranded_bytes=self.stranded,
-            releasable_bytes=self.releasable,
-            private_bytes=self.private,
-            free_stranded=self.stranded_classes.close(),
-            free_releasable=self.releasable_classes.close(),
-            live=self.live.close(),
-            largest_free_block_bytes=max(_known(free), default=None),
-            tail_bytes=self.tail[0] if self.tail else None,
-            tail_kept_bytes=self.tail[1] if self.tail else None,
-        )
+        self.tail = (size, min(-(offset - size) % page_bytes, size)) if state == "inactive" else None
 
 
-def _known(sizes: Iterable[int | None]) -> Iterator[int]:
-    return (size for size in sizes if size is not None)
+def _sum(sizes: Mapping[Any, int]) -> int:
+    return sum(size * count for size, count in sizes.items())
+
+
+def _classes(sizes: Mapping[Any, int]) -> tuple[SizeClass, ...]:
+    """Sizes and how many there are, by class, smallest first."""
+    by_floor: dict[int, list[int]] = {}
+    for size, count in sorted(sizes.items()):
+        entry = by_floor.setdefault(size_class_floor(size), [0, 0, 0])
+        entry[0] += count
+        entry[1] += size * count
+        entry[2] = size
+    return tuple(SizeClass(floor, *entry) for floor, entry in by_floor.items())

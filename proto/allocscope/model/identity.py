@@ -18,6 +18,8 @@ class Device:
     total_bytes: int | None = None
     allowed_bytes: int | None = None
     """What a memory fraction lets this process's allocator reserve; None: no such limit."""
+    parent_uuid: str | None = None
+    """Of a MIG instance: the device that it is a part of."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,14 @@ OOMS_TOTAL = _counter(
     "",
     "How many OutOfMemoryErrors were raised; the program may have caught them.",
 )
+LAST_OOM_TIMESTAMP_SECONDS = _gauge(
+    "allocscope_last_oom_timestamp_seconds",
+    JOB_LABELS,
+    "seconds",
+    "When an OutOfMemoryError was last heard of, unix time by the collector's clock. It stays for ten minutes, though the job"
+    " ends by it, so that a scrape sees it; absent: none lately.",
+    "collector",
+)
 FORECAST_STATE = _gauge(
     "allocscope_forecast_state",
     JOB_LABELS,
@@ -121,6 +129,13 @@ FORECAST_MARGIN_RATIO = _gauge(
     "ratio",
     "Headroom less the largest request that the job is known to make, as a part of the device; below 0: that request"
     " would fail now.",
+    "collector",
+)
+FORECAST_REQUEST_BYTES = _gauge(
+    "allocscope_forecast_request_bytes",
+    JOB_LABELS,
+    "bytes",
+    "The largest request that the job is known to make again: what the headroom is held against.",
     "collector",
 )
 FORECAST_SECONDS_TO_OOM = _gauge(
@@ -155,7 +170,7 @@ DROPPED_TOTAL = _counter(
     "allocscope_dropped_total",
     ("what", "reason"),
     "",
-    "Data lost before it was stored: samples, block maps, events or whole batches, and why.",
+    "Data lost before it was stored: samples, block maps, events, whole batches or captures, and why.",
 )
 SPOOL_BYTES = _gauge(
     "allocscope_spool_bytes",
@@ -165,12 +180,37 @@ SPOOL_BYTES = _gauge(
     "daemon",
 )
 SPOOL_LIMIT_BYTES = _gauge(
-    "allocscope_spool_limit_bytes", (), "bytes", "At which size the spool drops its oldest batches.", "daemon"
+    "allocscope_spool_limit_bytes",
+    (),
+    "bytes",
+    "At which size the spool drops its oldest block maps, and then its oldest batches.",
+    "daemon",
 )
 SPOOL_BATCHES = _gauge(
     "allocscope_spool_batches", (), "", "How many batches wait for the collector's acknowledgement.", "daemon"
 )
+CAPTURE_SPOOL_BYTES = _gauge(
+    "allocscope_capture_spool_bytes",
+    (),
+    "bytes",
+    "Captures, compressed, that the daemon keeps on disk until the collector has them.",
+    "daemon",
+)
+CAPTURE_SPOOL_LIMIT_BYTES = _gauge(
+    "allocscope_capture_spool_limit_bytes", (), "bytes", "At which size the oldest captures are dropped.", "daemon"
+)
+CAPTURE_SPOOL_CAPTURES = _gauge(
+    "allocscope_capture_spool_captures", (), "", "How many captures wait for the collector.", "daemon"
+)
 PROCESSES = _gauge("allocscope_processes", (), "", "Processes with a probe that report now.")
+PROCESSES_WITHOUT_PROBE = _gauge(
+    "allocscope_processes_without_probe",
+    NODE_LABELS,
+    "",
+    "Processes that use the device and have no probe, so that nothing is known of them but what NVML tells: their bytes are the"
+    " bill's other_processes. Whose they are: `allocscope devices`. Absent where NVML does not tell a device's processes.",
+    "daemon",
+)
 NVML_UP = _gauge(
     "allocscope_nvml_up",
     (),
@@ -178,11 +218,20 @@ NVML_UP = _gauge(
     "1 while NVML answers, 0 while it does not: then driver, other processes and free are only what jobs know.",
     "daemon",
 )
+NVML_PROBLEM = _gauge(
+    "allocscope_nvml_problem",
+    ("kind",),
+    "",
+    "1 while NVML as a whole does not answer, with the kind of problem (no_library, no_driver, driver_mismatch, hangs,"
+    " unknown, …; not_read: it is switched off). Gone when it is over; `allocscope doctor` says what to do.",
+    "daemon",
+)
 DEVICE_PROBLEM = _gauge(
     "allocscope_device_problem",
-    NODE_LABELS,
+    (*NODE_LABELS, "kind"),
     "",
-    "1 while NVML cannot read this device (lost, hung, not supported); the log says what it answered.",
+    "1 while NVML does not tell all of this device, with the kind of problem (lost, hangs, not_supported, no_processes, …)."
+    " Gone when it is over. Without a UUID: one that NVML could never name.",
     "daemon",
 )
 COLLECTOR_CONNECTED = _gauge(
@@ -199,7 +248,7 @@ NODE_LAST_SEEN_TIMESTAMP_SECONDS = _gauge(
     "allocscope_node_last_seen_timestamp_seconds",
     ("node",),
     "seconds",
-    "When a node last sent anything, unix time by the collector's clock.",
+    "When a node last sent anything, unix time by the collector's clock; while the collector itself was away nobody is silent.",
     "collector",
 )
 FLEET_ALLOCATORS = _gauge(
@@ -231,16 +280,68 @@ NOTIFICATIONS_TOTAL = _counter(
     "Alerts handed to Alertmanager or a webhook: sent, retried, or given up.",
     "collector",
 )
+CAPTURES_TOTAL = _counter(
+    "allocscope_captures_total",
+    ("reason", "outcome"),
+    "",
+    "Captures by why they were taken (oom, asked, forecast) and what came of it: kept, failed (no snapshot came), or refused"
+    " because it is damaged or too large; the log says whose.",
+    "collector",
+)
+CAPTURES_ORDERED_TOTAL = _counter(
+    "allocscope_captures_ordered_total",
+    ("reason", "outcome"),
+    "",
+    "Captures that people or the forecast wanted: ordered, refused because as many were on order as may be, or given up"
+    " because no answer came.",
+    "collector",
+)
+CAPTURES_STORED_BYTES = _gauge(
+    "allocscope_captures_stored_bytes", (), "bytes", "What the snapshots in the database take, compressed.", "collector"
+)
+CAPTURES_LIMIT_BYTES = _gauge(
+    "allocscope_captures_limit_bytes", (), "bytes", "What they may take; beyond it the oldest are dropped.", "collector"
+)
+ADVICE_TOTAL = _counter(
+    "allocscope_advice_total",
+    ("kind",),
+    "",
+    "Captures that were replayed under other settings, by what came of it: setting, program, nothing (none helps), no_change, or"
+    " unknown (no replay could be made, or it says nothing).",
+    "collector",
+)
+ADVICE_FAILED_TOTAL = _counter(
+    "allocscope_advice_failed_total",
+    ("reason",),
+    "",
+    "Captures of which no replay could be made, by why: its time or memory was over (time, memory), the worker died (killed, crashed),"
+    " the snapshot cannot be read or has no history (snapshot, no_history), is gone, the system has no room for it (system), or it was"
+    " begun too often (given_up).",
+    "collector",
+)
+ADVICE_WAITING = _gauge(
+    "allocscope_advice_waiting", (), "", "Captures with a history that wait for their replay.", "collector"
+)
 BUILD_INFO = _gauge("allocscope_build_info", ("version",), "", "1, with the version that runs.")
 
 _BILL = _loop("bill", "making the bills of a node's devices", "daemon")
-_NVML = _loop("nvml", "a round of NVML readings", "daemon")
+_NVML = _loop("nvml", "reading one device by NVML", "daemon")
+_OWNERS = _loop("owners", "a look at whose the processes are that are new on a device", "daemon")
+_KUBELET = _loop("kubelet", "a question to the node's kubelet for the names of pods", "daemon")
 _SPOOL_WRITE = _loop("spool_write", "writing a batch to the spool's disk, fsync included", "daemon")
 _UPLINK = _loop("uplink", "a batch's way from the first send to the collector's acknowledgement", "daemon")
+_CAPTURE_INTAKE = _loop("capture_intake", "a round of taking in what jobs left in the folder for captures", "daemon")
+_CAPTURE_PACK = _loop("capture_pack", "keeping one capture in the spool, compressing included", "daemon")
+_CAPTURE_UPLINK = _loop("capture_uplink", "one capture's way to the collector", "daemon")
 _INGEST = _loop("ingest", "taking in a batch, from its arrival to its acknowledgement", "collector")
 _STORE = _loop("store", "one transaction into the database", "collector")
 _EVALUATE = _loop("evaluate", "a round of forecasts and alert rules", "collector")
 _NOTIFY = _loop("notify", "delivering a round of alerts", "collector")
+_CAPTURE_KEEP = _loop(
+    "capture_keep", "taking in a capture, from its first word to its place in the database", "collector"
+)
+_CAPTURE_ORDERS = _loop("capture_orders", "a look for captures that are on order", "collector")
+_ADVICE = _loop("advice", "replaying one capture and judging what would help", "collector")
 _RETENTION = _loop("retention", "a round of roll-ups and deletions", "collector")
 
 CATALOGUE: tuple[Metric, ...] = (
@@ -252,7 +353,9 @@ CATALOGUE: tuple[Metric, ...] = (
     ALLOCATED_BYTES,
     ALLOC_RETRIES_TOTAL,
     OOMS_TOTAL,
+    LAST_OOM_TIMESTAMP_SECONDS,
     FORECAST_STATE,
+    FORECAST_REQUEST_BYTES,
     FORECAST_MARGIN_RATIO,
     FORECAST_SECONDS_TO_OOM,
     FORECAST_CAUSE,
@@ -262,8 +365,13 @@ CATALOGUE: tuple[Metric, ...] = (
     SPOOL_BYTES,
     SPOOL_LIMIT_BYTES,
     SPOOL_BATCHES,
+    CAPTURE_SPOOL_BYTES,
+    CAPTURE_SPOOL_LIMIT_BYTES,
+    CAPTURE_SPOOL_CAPTURES,
     PROCESSES,
+    PROCESSES_WITHOUT_PROBE,
     NVML_UP,
+    NVML_PROBLEM,
     DEVICE_PROBLEM,
     COLLECTOR_CONNECTED,
     NODE_CLOCK_OFFSET_SECONDS,
@@ -273,15 +381,30 @@ CATALOGUE: tuple[Metric, ...] = (
     FLEET_DEVICE_MEMORY_TOTAL_BYTES,
     ALERTS_FIRING,
     NOTIFICATIONS_TOTAL,
+    CAPTURES_TOTAL,
+    CAPTURES_ORDERED_TOTAL,
+    CAPTURES_STORED_BYTES,
+    CAPTURES_LIMIT_BYTES,
+    ADVICE_TOTAL,
+    ADVICE_FAILED_TOTAL,
+    ADVICE_WAITING,
     BUILD_INFO,
     *_BILL,
     *_NVML,
+    *_OWNERS,
+    *_KUBELET,
     *_SPOOL_WRITE,
     *_UPLINK,
+    *_CAPTURE_INTAKE,
+    *_CAPTURE_PACK,
+    *_CAPTURE_UPLINK,
     *_INGEST,
     *_STORE,
     *_EVALUATE,
     *_NOTIFY,
+    *_CAPTURE_KEEP,
+    *_CAPTURE_ORDERS,
+    *_ADVICE,
     *_RETENTION,
 )
 BY_NAME = {metric.name: metric for metric in CATALOGUE}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from allocscope.model.captures import CaptureReason
+
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
@@ -21,14 +23,13 @@ class CaptureOrder:
     capture_id: str
     device_uuid: str | None = None
     """None: all devices of the process."""
+    history_us: int | None = None
+    """Record the history for so long first, without stacks; None: none is recorded for it."""
+    history_entries: int | None = None
+    """At most so many of it; None: as many as the probe finds right."""
+    tensors: bool = False
+    """Whether to tell who holds the live tensors."""
+    reason: CaptureReason = CaptureReason.ASKED
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryOrder:
-    """Record the allocator's history without stacks, or stop doing so."""
-
-    enabled: bool
-    max_entries: int | None = None
-
-
-Order = Intervals | CaptureOrder | HistoryOrder
+Order = Intervals | CaptureOrder

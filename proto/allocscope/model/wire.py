@@ -5,6 +5,7 @@ What comes off the wire is somebody else's claim: `WireError` says what in it ca
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from itertools import chain
@@ -13,13 +14,15 @@ from typing import Any, TypeVar
 
 from allocscope.model.bill import BillEntry, DeviceBill, Line
 from allocscope.model.blocks import BlockGroup, BlockMap, Pool, PrivatePool, SizeClass
+from allocscope.model.captures import Capture, CaptureNote, CaptureReason
 from allocscope.model.events import Event, EventKind
 from allocscope.model.identity import AllocatorRef, Device, Process
-from allocscope.model.node import DeviceProcess, DeviceReading
-from allocscope.model.orders import CaptureOrder, HistoryOrder, Intervals, Order
+from allocscope.model.node import DeviceProcess, DeviceReading, Owner
+from allocscope.model.orders import CaptureOrder, Intervals, Order
 from allocscope.model.sample import COLUMNS, SampleChunk
 from allocscope.proto.v1 import (
     block_map_pb2,
+    capture_pb2,
     device_pb2,
     event_pb2,
     identity_pb2,
@@ -272,7 +275,7 @@ _LINE_FROM_WIRE = {wire: line for line, wire in _LINE_TO_WIRE.items()}
 def reading_to_wire(reading: DeviceReading) -> device_pb2.DeviceReading:
     given = _known(reading)
     given["device"] = device_to_wire(reading.device)
-    given["processes"] = [device_pb2.DeviceProcess(**_known(p)) for p in reading.processes]
+    given["processes"] = [_device_process_to_wire(p) for p in reading.processes]
     entries = reading.bill.entries if reading.bill else ()
     given["bill"] = [
         device_pb2.BillLine(
@@ -289,9 +292,19 @@ def reading_to_wire(reading: DeviceReading) -> device_pb2.DeviceReading:
 def reading_from_wire(message: device_pb2.DeviceReading) -> DeviceReading:
     given = _present(message, DeviceReading)
     device = given["device"] = device_from_wire(message.device)
-    given["processes"] = tuple(DeviceProcess(**_present(p, DeviceProcess)) for p in message.processes)
+    given["processes"] = tuple(map(_device_process_from_wire, message.processes))
     given["bill"] = _bill_from_wire(device, message.bill) if message.bill else None
     return DeviceReading(**given)
+
+
+def _device_process_to_wire(process: DeviceProcess) -> device_pb2.DeviceProcess:
+    owner = None if process.owner is None else device_pb2.Owner(**_known(process.owner))
+    return device_pb2.DeviceProcess(**{**_known(process), "owner": owner})
+
+
+def _device_process_from_wire(message: device_pb2.DeviceProcess) -> DeviceProcess:
+    owner = Owner(**_present(message.owner, Owner)) if message.HasField("owner") else None
+    return DeviceProcess(**_present(message, DeviceProcess), owner=owner)
 
 
 def _bill_from_wire(device: Device, lines: Iterable[device_pb2.BillLine]) -> DeviceBill:
@@ -316,15 +329,67 @@ def _bill_from_wire(device: Device, lines: Iterable[device_pb2.BillLine]) -> Dev
     return DeviceBill(total, tuple(entries))
 
 
+# captures
+
+
+_REASON_TO_WIRE: dict[CaptureReason, capture_pb2.CaptureReason.ValueType] = {
+    reason: capture_pb2.CaptureReason.Value(f"CAPTURE_REASON_{reason.name}") for reason in CaptureReason
+}
+_REASON_FROM_WIRE = {wire: reason for reason, wire in _REASON_TO_WIRE.items()}
+
+
+def capture_to_wire(capture: Capture) -> capture_pb2.Capture:
+    return capture_pb2.Capture(**{**_known(capture), "reason": _REASON_TO_WIRE[capture.reason]})
+
+
+def capture_from_wire(message: capture_pb2.Capture) -> Capture:
+    _check_capture_id(message.capture_id)
+    if not message.process_id:
+        raise WireError("unknown_process", f"capture {message.capture_id} names no process")
+    if message.reason not in _REASON_FROM_WIRE:
+        raise WireError("unknown_reason", f"capture {message.capture_id} was taken for reason {message.reason}")
+    return Capture(**{**_present(message, Capture), "reason": _REASON_FROM_WIRE[message.reason]})
+
+
+def note_to_wire(note: CaptureNote) -> capture_pb2.CaptureNote:
+    message = capture_pb2.CaptureNote(capture=capture_to_wire(note.capture), process=process_to_wire(note.process))
+    device_uuid = note.capture.device_uuid
+    if note.samples is not None:
+        message.samples.CopyFrom(chunk_to_wire(note.samples))
+    if note.block_map is not None and device_uuid is not None:
+        ref = AllocatorRef(note.process.process_id, device_uuid)
+        message.block_map.CopyFrom(block_map_to_wire(ref, note.block_map))
+    if note.event is not None:
+        message.event.CopyFrom(event_to_wire(note.event))
+    return message
+
+
+def note_from_wire(message: capture_pb2.CaptureNote) -> CaptureNote:
+    """A note of one process: what it says of another one is refused."""
+    process, capture = process_from_wire(message.process), capture_from_wire(message.capture)
+    samples = chunk_from_wire(message.samples) if message.HasField("samples") else None
+    ref, block_map = block_map_from_wire(message.block_map) if message.HasField("block_map") else (None, None)
+    event = event_from_wire(message.event) if message.HasField("event") else None
+    sampled = samples.allocator if samples is not None else None
+    named = {capture.process_id, *(each.process_id for each in (sampled, ref, event) if each is not None)}
+    if named != {process.process_id}:
+        raise WireError("foreign_process", f"a note of process {process.process_id} speaks of {sorted(named)}")
+    return CaptureNote(capture, process, samples, block_map, event)
+
+
+def _check_capture_id(capture_id: str) -> None:
+    if re.fullmatch("[0-9a-f]{32}", capture_id) is None:
+        raise WireError("capture_id", f"a capture is named {capture_id!r}: 32 hex digits are expected")
+
+
 # orders
 
 
 def order_to_wire(order: Order) -> orders_pb2.Order:
     if isinstance(order, Intervals):
         return orders_pb2.Order(intervals=orders_pb2.Intervals(**_known(order)))
-    if isinstance(order, CaptureOrder):
-        return orders_pb2.Order(capture=orders_pb2.CaptureOrder(**_known(order)))
-    return orders_pb2.Order(history=orders_pb2.HistoryOrder(**_known(order)))
+    given = {**_known(order), "reason": _REASON_TO_WIRE[order.reason]}
+    return orders_pb2.Order(capture=orders_pb2.CaptureOrder(**given))
 
 
 def order_from_wire(message: orders_pb2.Order) -> Order | None:
@@ -333,9 +398,9 @@ def order_from_wire(message: orders_pb2.Order) -> Order | None:
     if which == "intervals":
         return Intervals(**_present(message.intervals, Intervals))
     if which == "capture":
-        return CaptureOrder(**_present(message.capture, CaptureOrder))
-    if which == "history":
-        return HistoryOrder(**_present(message.history, HistoryOrder))
+        _check_capture_id(message.capture.capture_id)
+        reason = _REASON_FROM_WIRE.get(message.capture.reason, CaptureReason.ASKED)
+        return CaptureOrder(**{**_present(message.capture, CaptureOrder), "reason": reason})
     return None
 
 

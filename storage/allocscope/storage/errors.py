@@ -13,6 +13,9 @@ StorageError
 ├── StorageBroken        the database failed otherwise; nothing was stored
 ├── Unstorable           what was given cannot be kept; trying again will not help
 ├── NodeNameTaken        another daemon goes by this node name
+├── TooManyOrders        as many captures are on order as may be
+├── OrderedLately        a capture of that allocator was ordered a moment ago
+├── UploadLost           pieces of a capture are not there any more; it must be sent again
 ├── UnknownMetric        there is no series of that name
 └── BadCursor            a cursor that this storage did not give
 """
@@ -109,6 +112,32 @@ class NodeNameTaken(StorageError):
             "give one of them another node name, or stop one and wait until it counts as silent"
         )
         self.node, self.holder, self.asker, self.last_received_us = node, holder, asker, last_received_us
+
+
+class TooManyOrders(StorageError):
+    """As many captures are on order as may be; none of the call was ordered."""
+
+    def __init__(self, whose: str, found: int, most: int) -> None:
+        super().__init__(
+            f"{found} captures of {whose} would be on order, and at most {most} may be: wait until some have come, or order fewer"
+        )
+        self.whose, self.found, self.most = whose, found, most
+
+
+class OrderedLately(StorageError):
+    """A capture of that allocator was ordered a moment ago."""
+
+    def __init__(self, capture_id: str) -> None:
+        super().__init__(f"a capture of this allocator was ordered a moment ago: {capture_id} (see what came of it)")
+        self.capture_id = capture_id
+
+
+class UploadLost(StorageError):
+    """Pieces of a capture are not there any more; it must be sent again."""
+
+    def __init__(self, upload: int) -> None:
+        super().__init__(f"pieces of upload {upload} are gone, as if it had been abandoned: send the capture again")
+        self.upload = upload
 
 
 class UnknownMetric(StorageError):

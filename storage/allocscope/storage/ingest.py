@@ -164,6 +164,17 @@ def _heading(batch: NodeBatch) -> dict[str, object]:
     return {"node": batch.node, "daemon_id": batch.daemon_id, "batch_sequence": batch.sequence}
 
 
+_DESCRIBED_ELSEWHERE = keeping_first(schema.processes)
+
+
+def describe(connection: Connection, process: Process, *, node: str, received_us: int) -> None:
+    """Write a process that no batch described yet. The first batch that does is believed more: no daemon's numbering has a 0."""
+    heading = {"node": node, "daemon_id": "", "batch_sequence": 0}
+    times = {"first_received_us": received_us, "last_received_us": received_us}
+    _JOBS.run(connection, [(process.job, received_us)])
+    _DESCRIBED_ELSEWHERE.run_named(connection, [{**process_row(process), **heading, **times}])
+
+
 # devices
 
 

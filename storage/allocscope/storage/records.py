@@ -22,6 +22,16 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
+class Dropped:
+    """What a node lost before it could be sent."""
+
+    what: str
+    reason: str
+    """A fixed word."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeBatch:
     """One batch of one daemon, as it was received."""
 
@@ -39,6 +49,12 @@ class NodeBatch:
     block_maps: tuple[tuple[AllocatorRef, BlockMap], ...] = ()
     events: tuple[Event, ...] = ()
     readings: tuple[DeviceReading, ...] = ()
+    unused_before: int = 0
+    """So many numbers directly before this one do not come, or come late: nothing is missing there."""
+    dropped: tuple[Dropped, ...] = ()
+    """Told, not stored."""
+    late: bool = False
+    """Newer ones were sent before: it says nothing of how things are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +183,8 @@ class AlertRecord:
     labels: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
     description: str = ""
+    advice: str | None = None
+    """What would help, from a replay of the job's own requests; None: nothing is known of that."""
 
 
 @dataclass(frozen=True, slots=True)

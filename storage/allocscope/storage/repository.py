@@ -13,6 +13,7 @@
 - **Threads.** Every method may be called from any thread. Calls are blocking.
 
 What names a process that nobody described is kept all the same; it appears once somebody does.
+Captures and advice have promises of their own (`captures`, `advice`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,18 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from allocscope.model import AllocatorRef, BlockMap, EventKind, Forecast, Line, SampleChunk, State
+from allocscope.storage.advice import AdviceClaim, AdviceRecord, AdviceStore
+from allocscope.storage.captures import (
+    OPEN,
+    CaptureArrival,
+    CaptureRecord,
+    CaptureState,
+    CaptureStore,
+    CaptureTotals,
+    Dropped,
+    Kept,
+    OrderLimits,
+)
 from allocscope.storage.errors import (
     BadCursor,
     BadUrl,
@@ -28,14 +41,17 @@ from allocscope.storage.errors import (
     ForeignDatabase,
     NodeNameTaken,
     NotADatabase,
+    OrderedLately,
     SchemaTooNew,
     StorageBroken,
     StorageBusy,
     StorageError,
     StorageFull,
+    TooManyOrders,
     UnknownMetric,
     Unstorable,
     Unwritable,
+    UploadLost,
 )
 from allocscope.storage.records import (
     AlertRecord,
@@ -54,19 +70,32 @@ from allocscope.storage.records import (
 )
 
 __all__ = [
+    "OPEN",
+    "AdviceClaim",
+    "AdviceRecord",
+    "AdviceStore",
     "AlertRecord",
     "BadCursor",
     "BadUrl",
     "CannotOpen",
+    "CaptureArrival",
+    "CaptureRecord",
+    "CaptureState",
+    "CaptureStore",
+    "CaptureTotals",
     "Counts",
+    "Dropped",
     "EventRecord",
     "ForecastRecord",
     "ForeignDatabase",
     "JobRecord",
+    "Kept",
     "NodeBatch",
     "NodeNameTaken",
     "NodeRecord",
     "NotADatabase",
+    "OrderLimits",
+    "OrderedLately",
     "Page",
     "Point",
     "ProcessRecord",
@@ -79,14 +108,26 @@ __all__ = [
     "StorageError",
     "StorageFull",
     "Stored",
+    "TooManyOrders",
     "UnknownMetric",
     "Unstorable",
     "Unwritable",
+    "UploadLost",
 ]
 
 
 class Repository(Protocol):
     """Where everything is kept (see the module's promises)."""
+
+    @property
+    def captures(self) -> CaptureStore:
+        """Where captures are kept."""
+        ...
+
+    @property
+    def advice(self) -> AdviceStore:
+        """Where advice is kept."""
+        ...
 
     # what daemons bring
 

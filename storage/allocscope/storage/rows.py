@@ -24,6 +24,7 @@ from allocscope.model import (
     EventKind,
     Forecast,
     Line,
+    Owner,
     Pool,
     PrivatePool,
     Process,
@@ -92,9 +93,19 @@ def reading_row(reading: DeviceReading) -> dict[str, Any]:
         "free_bytes": reading.free_bytes,
         "driver_bytes": reading.driver_bytes,
         "problem": reading.problem,
-        "processes": _json([_known(process) for process in reading.processes]),
+        "problem_kind": reading.problem_kind,
+        "processes": _json([_process(process) for process in reading.processes]),
         "bill": None if bill is None else _json(_bill(bill)),
     }
+
+
+def _process(process: DeviceProcess) -> dict[str, Any]:
+    return {**_known(process), **({"owner": _known(process.owner)} if process.owner else {})}
+
+
+def _process_of(told: Mapping[str, Any]) -> DeviceProcess:
+    owner = told.get("owner")
+    return DeviceProcess(**{**told, "owner": Owner(**owner) if owner else None})
 
 
 def _bill(bill: DeviceBill) -> dict[str, Any]:
@@ -111,7 +122,8 @@ def reading_of(row: Row) -> ReadingRecord:
         free_bytes=row["free_bytes"],
         driver_bytes=row["driver_bytes"],
         problem=row["problem"],
-        processes=tuple(DeviceProcess(**process) for process in row["processes"]),
+        problem_kind=row["problem_kind"],
+        processes=tuple(map(_process_of, row["processes"])),
         bill=None
         if bill is None
         else DeviceBill(bill["total_bytes"], tuple(BillEntry(Line(line), *rest) for line, *rest in bill["entries"])),

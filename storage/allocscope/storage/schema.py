@@ -14,6 +14,7 @@ from sqlalchemy import (
     Float,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     Table,
@@ -23,9 +24,9 @@ from sqlalchemy import (
 
 from allocscope.model import COLUMNS, Line
 
-HEAD = "0001"
+HEAD = "0003"
 """The newest revision."""
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002", "0003")
 """All of them, oldest first."""
 
 metadata = MetaData()
@@ -135,6 +136,8 @@ devices = Table(
     Column("processes", JSON, nullable=False),
     Column("bill", JSON_OR_NULL, nullable=True),
     _maybe_words("problem"),
+    _maybe_words("problem_kind"),
+    _maybe_words("parent_uuid"),
     UniqueConstraint("uuid", name="devices_uuid"),
     Index("devices_node", "node", "device_number"),
     sqlite_autoincrement=True,
@@ -277,8 +280,92 @@ alerts = Table(
     Column("labels", JSON, nullable=False),
     _words("summary"),
     _words("description"),
+    _maybe_words("advice"),
     UniqueConstraint("alert_id", name="alerts_alert_id"),
     Index("alerts_job", "job", "alert_number"),
     Index("alerts_state", "state", "alert_number"),
     sqlite_autoincrement=True,
 )
+
+captures = Table(
+    "captures",
+    metadata,
+    _number("capture_number"),
+    _words("capture_id"),
+    _words("process_id"),
+    _words("job"),
+    _figure("rank"),
+    _words("node"),
+    _maybe_words("device_uuid"),
+    _words("reason"),
+    _words("state"),
+    Column("tensors", Boolean, nullable=False),
+    _figure("history_us"),
+    _figure("most_history_entries"),
+    _figure("ordered_us"),
+    _figure("sent_us"),
+    _figure("time_us"),
+    _figure("received_us"),
+    _figure("snapshot_bytes"),
+    _figure("history_entries"),
+    _figure("stored_bytes"),
+    _figure("upload_number"),
+    _maybe_words("problem"),
+    UniqueConstraint("capture_id", name="captures_capture_id"),
+    Index("captures_job", "job", "capture_number"),
+    Index("captures_process", "process_id", "capture_number"),
+    Index("captures_state", "state", "capture_number"),
+    sqlite_autoincrement=True,
+)
+"""`upload_number`: whose pieces are the snapshot, NULL where there is none."""
+
+capture_uploads = Table(
+    "capture_uploads",
+    metadata,
+    _number("upload_number"),
+    _words("capture_id"),
+    _known("touched_us"),
+    sqlite_autoincrement=True,
+)
+"""Those under way, and those whose pieces go (touched at 0): what is kept is in `captures`."""
+
+capture_pieces = Table(
+    "capture_pieces",
+    metadata,
+    _known("upload_number"),
+    _known("piece_number"),
+    Column("content", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("upload_number", "piece_number", name="capture_pieces_key"),
+)
+"""Snapshots as one gzip stream, cut into pieces that are numbered from 0."""
+
+advice = Table(
+    "advice",
+    metadata,
+    _number("advice_number"),
+    _words("capture_id"),
+    _words("process_id"),
+    _words("device_uuid"),
+    _words("job"),
+    _figure("rank"),
+    _words("node"),
+    _known("made_us"),
+    _words("kind"),
+    Column("advice", JSON, nullable=False),
+    UniqueConstraint("capture_id", "device_uuid", name="advice_capture_id_device_uuid"),
+    Index("advice_job", "job", "advice_number"),
+    sqlite_autoincrement=True,
+)
+"""What a replay of a capture's history says of one device; `advice` is the whole of it."""
+
+advice_claims = Table(
+    "advice_claims",
+    metadata,
+    _words("capture_id"),
+    _words("claimed_by"),
+    _known("until_us"),
+    _known("tries"),
+    Column("settled", Boolean, nullable=False),
+    PrimaryKeyConstraint("capture_id", name="advice_claims_key"),
+)
+"""Captures that somebody works on, until then, or has done with."""

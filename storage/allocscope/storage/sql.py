@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, delete, make_url, select
+from sqlalchemy import Connection, Engine, delete, make_url, select
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.sql.schema import Table
 
 from allocscope.model import COLUMNS, AllocatorRef, BlockMap, EventKind, Forecast, Line, SampleChunk, State
 from allocscope.storage import ingest, queries, schema
+from allocscope.storage.advice import AdviceStore
+from allocscope.storage.captures import CaptureStore
 from allocscope.storage.cursors import cursor_at, key_at
-from allocscope.storage.errors import BadUrl, NodeNameTaken, Unstorable
+from allocscope.storage.database import Database, page_of
+from allocscope.storage.errors import BadUrl, NodeNameTaken
 from allocscope.storage.records import (
     AlertRecord,
     Counts,
@@ -44,9 +45,10 @@ from allocscope.storage.rows import (
     reading_of,
     sample_chunks,
 )
-from allocscope.storage.sqlite import open_engine, translated, writing
+from allocscope.storage.sql_advice import SqlAdvice
+from allocscope.storage.sql_captures import SqlCaptures
+from allocscope.storage.sqlite import open_engine
 
-Item = TypeVar("Item")
 PRUNED_AT_ONCE = 5_000
 """Rows of an allocator that one transaction of `prune` takes away: others who write wait no longer than that."""
 
@@ -69,28 +71,15 @@ class SqlRepository:
     """A Repository on an engine whose schema is the newest. The promises are Repository's."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._writer = threading.Lock()
-        """This process's writers wait here, where waking up costs nothing, and other processes' at the database."""
+        self._database = Database(engine)
         self._memory = ingest.Memory()
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with translated(), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        try:
-            with self._writer, translated(), writing(self._engine) as connection:
-                yield connection
-        except (ValueError, OverflowError) as error:  # ragged columns, text that is no text, a figure that is too large
-            raise Unstorable(str(error)) from error
+        self.captures: CaptureStore = SqlCaptures(self._database)
+        self.advice: AdviceStore = SqlAdvice(self._database)
 
     # what daemons bring
 
     def store(self, batches: Sequence[NodeBatch]) -> Stored:
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             stored, learnt = ingest.store(connection, batches, self._memory)
         self._memory.learn(learnt)
         return stored
@@ -98,7 +87,7 @@ class SqlRepository:
     def acknowledged(self, node: str, daemon_id: str) -> int:
         column = schema.daemons.c
         query = select(column.acknowledged_sequence).where(column.node == node, column.daemon_id == daemon_id)
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return connection.execute(query).scalar_one_or_none() or 0
 
     def register_node(
@@ -119,7 +108,7 @@ class SqlRepository:
             "last_received_us": received_us,
         }
         statement = insert(schema.nodes).values(node=node, first_received_us=received_us, **row)
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             held = connection.execute(holder).one_or_none()
             if held and held.daemon_id != daemon_id and held.last_received_us >= silent_before_us:
                 raise NodeNameTaken(node, held.daemon_id, daemon_id, held.last_received_us)
@@ -131,7 +120,7 @@ class SqlRepository:
         query = select(schema.nodes).order_by(schema.nodes.c.node).limit(limit + 1)
         if cursor is not None:
             query = query.where(schema.nodes.c.node > key_at(cursor, "nodes", str))
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(query).mappings().all()
         more = cursor_at("nodes", rows[limit - 1]["node"]) if len(rows) > limit else None
         return Page(tuple(NodeRecord(**row) for row in rows[:limit]), more)
@@ -140,18 +129,18 @@ class SqlRepository:
         query = select(schema.devices)
         if node is not None:
             query = query.where(schema.devices.c.node == node)
-        return self._page(query, schema.devices.c.device_number, reading_of, cursor, limit, newest_first=False)
+        return self._database.page(query, schema.devices.c.device_number, reading_of, cursor, limit, newest_first=False)
 
     def device(self, device_uuid: str) -> ReadingRecord | None:
-        return self._one(select(schema.devices).where(schema.devices.c.uuid == device_uuid), reading_of)
+        return self._database.one(select(schema.devices).where(schema.devices.c.uuid == device_uuid), reading_of)
 
     def jobs(self, *, cursor: str | None = None, limit: int = 100) -> Page[JobRecord]:
-        with self._reading() as connection:
-            page = _page(connection, queries.jobs(), schema.jobs.c.job_number, dict, cursor, limit)
+        with self._database.reading() as connection:
+            page = page_of(connection, queries.jobs(), schema.jobs.c.job_number, dict, cursor, limit)
             return Page(_with_nodes(connection, page.items), page.next_cursor)
 
     def job(self, job: str) -> JobRecord | None:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(queries.jobs().where(schema.jobs.c.job == job)).mappings().all()
             return next(iter(_with_nodes(connection, rows)), None)
 
@@ -163,10 +152,10 @@ class SqlRepository:
             query = query.where(columns.job == job)
         if node is not None:
             query = query.where(columns.node == node)
-        return self._page(query, columns.process_number, process_of, cursor, limit)
+        return self._database.page(query, columns.process_number, process_of, cursor, limit)
 
     def process(self, process_id: str) -> ProcessRecord | None:
-        return self._one(queries.processes().where(schema.processes.c.process_id == process_id), process_of)
+        return self._database.one(queries.processes().where(schema.processes.c.process_id == process_id), process_of)
 
     def allocators(
         self,
@@ -184,7 +173,7 @@ class SqlRepository:
             query = query.where(process.process_id == process_id)
         if received_since_us is not None:
             query = query.where(process.last_received_us >= received_since_us)
-        return self._page(query, schema.allocators.c.allocator_id, _ref_of, cursor, limit)
+        return self._database.page(query, schema.allocators.c.allocator_id, _ref_of, cursor, limit)
 
     # what was measured
 
@@ -198,7 +187,7 @@ class SqlRepository:
         limit: int = 10_000,
     ) -> tuple[SampleChunk, ...]:
         columns = schema.samples.c
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             id_ = self._id(connection, allocator)
             if id_ is None:
                 return ()
@@ -213,7 +202,7 @@ class SqlRepository:
         self, allocator: AllocatorRef, metric: str | Line, *, from_us: int, to_us: int, step_us: int
     ) -> tuple[Point, ...]:
         queries.figures(metric)  # a name that there is not is told of an allocator that there is not, too
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             id_ = self._id(connection, allocator)
             if id_ is None:
                 return ()
@@ -229,7 +218,7 @@ class SqlRepository:
         after_sequence: int = 0,
         limit: int = 100,
     ) -> tuple[BlockMap, ...]:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             id_ = self._id(connection, allocator)
             if id_ is None:
                 return ()
@@ -240,7 +229,7 @@ class SqlRepository:
 
     def latest_block_map(self, allocator: AllocatorRef) -> BlockMap | None:
         columns = schema.block_maps.c
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             query = select(schema.block_maps).where(columns.allocator_id == self._id(connection, allocator))
             row = connection.execute(query.order_by(columns.sequence.desc()).limit(1)).mappings().one_or_none()
         return None if row is None else map_of(row)
@@ -262,14 +251,14 @@ class SqlRepository:
             query = query.where(columns.process_id == process_id)
         if kind is not None:
             query = query.where(columns.kind == kind.value)
-        return self._page(query, columns.event_number, event_of, cursor, limit)
+        return self._database.page(query, columns.event_number, event_of, cursor, limit)
 
     # what was judged
 
     def save_forecasts(self, forecasts: Sequence[tuple[AllocatorRef, Forecast]], *, made_us: int) -> None:
         if not forecasts:
             return
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             ids = ingest.Ids(connection, self._memory)
             rows = [forecast_row(ids.of(ref), forecast, made_us) for ref, forecast in forecasts]
             _save_forecasts(connection, rows)
@@ -293,7 +282,7 @@ class SqlRepository:
         if at_least is not State.OK:
             states = [state.value for state in State if state.level >= at_least.level]
             query = query.where(schema.forecasts.c.state.in_(states))
-        return self._page(query, schema.forecasts.c.allocator_id, forecast_of, cursor, limit)
+        return self._database.page(query, schema.forecasts.c.allocator_id, forecast_of, cursor, limit)
 
     def forecast_changes(
         self, allocator: AllocatorRef, *, cursor: str | None = None, limit: int = 100
@@ -302,7 +291,7 @@ class SqlRepository:
         query = queries.forecasts(schema.forecast_changes).where(
             columns.process_id == allocator.process_id, columns.device_uuid == allocator.device_uuid
         )
-        return self._page(query, schema.forecast_changes.c.change_number, forecast_of, cursor, limit)
+        return self._database.page(query, schema.forecast_changes.c.change_number, forecast_of, cursor, limit)
 
     def save_alerts(self, alerts: Sequence[AlertRecord]) -> None:
         if not alerts:
@@ -316,7 +305,7 @@ class SqlRepository:
             set_=new,
             where=statement.excluded.updated_us >= schema.alerts.c.updated_us,
         )
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             connection.execute(statement, [alert_row(alert) for alert in alerts])
 
     def alerts(
@@ -335,16 +324,16 @@ class SqlRepository:
             query = query.where(columns.state == state)
         if standing is not None:
             query = query.where(columns.state != "resolved" if standing else columns.state == "resolved")
-        return self._page(query, columns.alert_number, alert_of, cursor, limit)
+        return self._database.page(query, columns.alert_number, alert_of, cursor, limit)
 
     # the storage itself
 
     def counts(self) -> Counts:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return Counts(**connection.execute(queries.counts()).mappings().one())
 
     def prune(self, *, before_us: int) -> Pruned:
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             ids = connection.execute(select(schema.allocators.c.allocator_id)).scalars().all()
         return Pruned(
             samples=sum(self._prune(schema.samples, "sequence", id_, before_us) for id_ in ids),
@@ -356,7 +345,7 @@ class SqlRepository:
         columns, taken = table.c, 0
         old = select(columns[numbered]).where(columns.allocator_id == id_, columns.received_us < before_us)
         while True:
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 some = connection.execute(old.order_by(columns[numbered]).limit(PRUNED_AT_ONCE)).scalars().all()
                 if some:
                     mine = (columns.allocator_id == id_) & (columns.received_us < before_us)
@@ -366,51 +355,12 @@ class SqlRepository:
                 return taken
 
     def close(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
     # what many of them do
 
     def _id(self, connection: Connection, allocator: AllocatorRef) -> int | None:
         return ingest.id_of(connection, allocator, self._memory)
-
-    def _one(self, query: queries.Query, read: Callable[[Any], Item]) -> Item | None:
-        with self._reading() as connection:
-            row = connection.execute(query).mappings().one_or_none()
-        return None if row is None else read(row)
-
-    def _page(
-        self,
-        query: queries.Query,
-        number: Column[Any],
-        read: Callable[[Any], Item],
-        cursor: str | None,
-        limit: int,
-        *,
-        newest_first: bool = True,
-    ) -> Page[Item]:
-        with self._reading() as connection:
-            return _page(connection, query, number, read, cursor, limit, newest_first=newest_first)
-
-
-def _page(
-    connection: Connection,
-    query: queries.Query,
-    number: Column[Any],
-    read: Callable[[Any], Item],
-    cursor: str | None,
-    limit: int,
-    *,
-    newest_first: bool = True,
-) -> Page[Item]:
-    """A page of a list in the order of a column of numbers, which the query selects."""
-    listed = f"{number.table.name}"
-    if cursor is not None:
-        key = key_at(cursor, listed, int)
-        query = query.where(number < key if newest_first else number > key)
-    query = query.order_by(number.desc() if newest_first else number).limit(limit + 1)
-    rows = connection.execute(query).mappings().all()
-    more = cursor_at(listed, rows[limit - 1][number.name]) if len(rows) > limit else None
-    return Page(tuple(read(row) for row in rows[:limit]), more)
 
 
 def _ref_of(row: Row) -> AllocatorRef:

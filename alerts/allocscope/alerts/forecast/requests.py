@@ -1,47 +1,48 @@
-"""What the job asks for: its largest requests of late, as maps and the driver's calls show them."""
+"""What jobs ask for: their largest requests of late, as maps, errors and the driver's calls show them."""
 
 from __future__ import annotations
 
-from collections import deque
+from typing import ClassVar
 
-from allocscope.model import BlockMap, Sample
+import numpy as np
+from numpy.typing import NDArray
 
-KEPT_US = 600_000_000
-"""A request counts for ten minutes: one that comes with a checkpoint or an evaluation is made again."""
-KEPT = 16
+from allocscope.alerts.forecast.rows import LARGEST, Columns, Ints, Rows, Table
+from allocscope.model import BlockMap
+
+SPAN_US = 100_000_000
+SPANS = 7
+"""The present span and six before it, ten minutes at least: a request that comes with a checkpoint or an evaluation is made again."""
 
 
-class Requests:
-    """The largest requests of late, each larger than all that came after it."""
+class Requests(Table):
+    """The largest of each of the latest spans of time."""
 
-    __slots__ = ("_largest",)
+    COLUMNS: ClassVar[Columns] = {"span": (np.int32, SPANS, -1), "bytes": (np.int64, SPANS, 0)}
+    span: NDArray[np.int32]
+    """Which one, counted in unix time."""
+    bytes: Ints
 
-    def __init__(self) -> None:
-        self._largest: deque[tuple[int, int]] = deque(maxlen=KEPT)
+    def observe(self, rows: Rows, time_us: Ints, request_bytes: Ints) -> None:
+        """A request of each."""
+        span = _span(time_us)
+        place = span % SPANS
+        new = self.span[rows, place] != span
+        self.bytes[rows, place] = np.where(new, request_bytes, np.maximum(self.bytes[rows, place], request_bytes))
+        self.span[rows, place] = span
 
-    def observe(self, time_us: int, request_bytes: int) -> None:
-        """One request."""
-        while self._largest and self._largest[-1][1] <= request_bytes:
-            self._largest.pop()
-        self._largest.append((time_us, request_bytes))
+    def largest(self, rows: Rows, time_us: Ints) -> Ints:
+        """The largest of late, bytes; -1: nothing is known."""
+        span = _span(time_us)[:, None]
+        there = (self.span[rows] >= 0) & (self.span[rows] > span - SPANS) & (self.span[rows] <= span)
+        largest: Ints = np.where(there, self.bytes[rows], -1).max(axis=1)
+        return largest
 
-    def largest(self, now_us: int) -> int | None:
-        """The largest of late; None: nothing is known."""
-        while self._largest and now_us - self._largest[0][0] > KEPT_US:
-            self._largest.popleft()
-        return self._largest[0][1] if self._largest else None
+
+def _span(time_us: Ints) -> Ints:
+    return np.minimum(time_us // SPAN_US, LARGEST)
 
 
 def largest_live(block_map: BlockMap) -> int | None:
     """The largest request that was live at a map's moment."""
     return max((c.largest_bytes for group in block_map.groups for c in group.live), default=None)
-
-
-def got_at_once(before: Sample, sample: Sample) -> int | None:
-    """What one request made the driver give, where between two samples nothing else was got or given back."""
-    figures = (before.num_device_alloc, sample.num_device_alloc, before.num_device_free, sample.num_device_free)
-    allocs_before, allocs, frees_before, frees = figures
-    if allocs is None or allocs_before is None or allocs - allocs_before != 1 or frees != frees_before:
-        return None
-    got = (sample.reserved_bytes or 0) - (before.reserved_bytes or 0)
-    return got if got > 0 else None

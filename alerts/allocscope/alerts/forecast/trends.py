@@ -8,147 +8,181 @@ chance about once in a hundred and fifty.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import NamedTuple
 
-from allocscope.alerts.forecast.history import WINDOWS, History, Room, Scale, Window
+import numpy as np
 
-MOVE = 0.001
-"""A record counts where it goes beyond the last by so much of the device."""
-LOOKBACK_WINDOWS = WINDOWS - 1
-"""So far back, but never into the first half of a job's life: what warms up grows, too."""
-RECORDS = 4
-SWINGS = 6
-"""With fewer steps than that, several windows may have broken records in one and the same step …"""
-FEW_SWINGS_RECORDS = 8
-"""… so that more of them are asked for; what climbs without steps, as a server's cache does, has them."""
-RECENT_WINDOWS = 5
-"""The latest record must be of these, else it has stopped growing."""
-RISING_SHARE = 0.95
-"""Of a leak's troughs so many lie higher than the one before; so do the counts of live blocks …"""
-UNEVENNESS = 0.5
-"""… and their rises are all about alike: the standard deviation is at most this part of the mean."""
+from allocscope.alerts.forecast.constants import Constants
+from allocscope.alerts.forecast.rooms import Rooms
+from allocscope.alerts.forecast.rows import PAGE_BYTES, Bools, Floats, Ints, Rows, filled
+from allocscope.alerts.forecast.windows import WINDOWS, Windows
 
-ROOM_MOVE = 0.002
-"""A loss of room counts where it is more than this part of the device."""
-ROOM_LOSSES = 3
-"""The first may be another process's arrival."""
-ROOM_MOVES = 4
-"""So many notes of the room with a loss, or with a stall after one because nothing was free: that is no stop."""
-ROOM_GAP_US = 120_000_000
-"""Losses further apart than that are not of one growth."""
-ROOM_RECENT_US = 40_000_000
-"""The latest loss is no older, or no older than twice the time between losses."""
+LAST = WINDOWS - 1
+_PLACES = np.arange(WINDOWS)
 
 
-@dataclass(frozen=True, slots=True)
-class Trend:
-    """Something that keeps moving."""
+class Trend(NamedTuple):
+    """Something that keeps moving, of each row; NaN: it does not."""
 
-    bytes_per_s: float
-    unevenness: float = 0.0
+    bytes_per_s: Floats
+    unevenness: Floats
     """By what part of it the halves of what was looked at differ from it."""
 
+    @classmethod
+    def none(cls, rows: int) -> Trend:
+        """Of nobody."""
+        return cls(np.full(rows, np.nan), np.zeros(rows))
 
-def growth(history: History, total_bytes: int, now_us: int) -> Trend | None:
+    @property
+    def found(self) -> Bools:
+        """Where there is one."""
+        return ~np.isnan(self.bytes_per_s)
+
+    @property
+    def speed(self) -> Floats:
+        """0 where there is none."""
+        return filled(self.bytes_per_s, 0.0)
+
+    def put(self, where: Bools | Rows, other: Trend) -> None:
+        """Take these over from another one."""
+        self.bytes_per_s[where], self.unevenness[where] = other
+
+
+def growth(windows: Windows, rows: Rows, elapsed_us: Ints, total_bytes: Ints, constants: Constants) -> Trend:
     """Peaks that go on breaking their record."""
-    found = (_growth(scale, _lately(scale, now_us), total_bytes) for scale in history.scales)
-    return next(filter(None, found), None)
+    lately = windows.lately(rows, elapsed_us)
+    record = windows.record[rows].astype(np.int64)
+    moves = np.diff(record, axis=1)
+    among = _PLACES[:-1] >= WINDOWS - lately[:, None]
+    counted = among & (moves > (constants.move * total_bytes / PAGE_BYTES)[:, None])
+    goes_on = counted[:, -constants.recent_windows :].any(axis=1)
+    found = goes_on & (counted.sum(axis=1) >= _enough(windows, rows, lately, 0, constants))
+    trend = Trend.none(len(rows))
+    if found.any():
+        first = counted[found].argmax(axis=1)
+        trend.put(found, _between(windows, rows[found], record[found], first, WINDOWS - lately[found], LAST))
+    return trend
 
 
-def leak(history: History, now_us: int) -> Trend | None:
-    """Troughs that rise and rise, with more and more live blocks: memory that nothing frees."""
-    found = (_leak(scale, _whole(scale, now_us)) for scale in history.scales)
-    return next(filter(None, found), None)
+def leak(windows: Windows, rows: Rows, elapsed_us: Ints, sparse: Bools, constants: Constants) -> Trend:
+    """Troughs that rise and rise, with more and more live blocks: memory that nothing frees. The latest window is left out, its
+    trough may be still to come; but where it is low already, something did free. Where samples are too sparse to meet each
+    window's trough, the lowest of several windows tells.
+    """
+    lately = windows.lately(rows, elapsed_us)
+    trend = Trend.none(len(rows))
+    likely = lately - 1 > _enough(windows, rows, lately, 1, constants)
+    for among, where in ((1, likely & ~sparse), (constants.smoothing_windows, likely & sparse)):
+        at = np.flatnonzero(where)
+        if at.size:
+            first = WINDOWS - lately[at]
+            trough, blocks = (f[rows[at], :-1].astype(np.int64) for f in (windows.trough, windows.trough_blocks))
+            rising = _rises(_lowest(trough, among), first, among, constants)
+            rising &= _rises(_lowest(blocks, among), first, among, constants, evenly=False)
+            rising &= ~_comes_and_goes(windows, rows[at], first)
+            found = _between(windows, rows[at], trough, first, first, LAST - 1)
+            trend.put(at[rising], Trend(*(part[rising] for part in found)))
+    return trend
 
 
-def troughs(history: History, now_us: int) -> Trend | None:
-    """How the troughs rise, on the coarsest scale that tells, steadily or not; None: they do not."""
-    for scale in reversed(history.scales):
-        windows = _whole(scale, now_us)
-        if len(windows) > RECORDS:
-            rise = windows[-1].trough_bytes - windows[0].trough_bytes
-            return Trend(rise / _elapsed_s(scale, windows)) if rise > 0 else None
-    return None
+def _comes_and_goes(windows: Windows, rows: Rows, first: Ints) -> Bools:
+    """Whether live memory that rose from the place `first` on is back below that, or had been as high before."""
+    trough = windows.trough[rows].astype(np.int64)
+    before = (WINDOWS - windows.count[rows][:, None] <= _PLACES) & (first[:, None] > _PLACES)
+    highest = np.where(before, trough, -1).max(axis=1)
+    found: Bools = (trough[:, LAST] < trough[np.arange(len(rows)), first]) | (trough[:, LAST - 1] <= highest)
+    return found
 
 
-def _lately(scale: Scale, now_us: int) -> list[Window]:
-    """The windows that trends are looked for in; the first is the one to compare the next with."""
-    latest = scale.number(now_us)
-    first = latest - min(LOOKBACK_WINDOWS, latest // 2)
-    return [window for window in scale.windows if window.number >= first]
+def _lowest(figures: Ints, among: int) -> Ints:
+    """Of each so many in a row."""
+    lowest: Ints = np.min([figures[:, i : figures.shape[1] - among + 1 + i] for i in range(among)], axis=0)
+    return lowest
 
 
-def _whole(scale: Scale, now_us: int) -> list[Window]:
-    """The same without the latest: its trough may be still to come."""
-    return _lately(scale, now_us)[:-1]
+def _rises(figures: Ints, first: Ints, apart: int, constants: Constants, *, evenly: bool = True) -> Bools:
+    """Whether figures rise from the place `first` on, each above the one so far before it, and all about alike."""
+    rises = figures[:, apart:] - figures[:, :-apart]
+    among = np.arange(rises.shape[1]) >= first[:, None]
+    count = among.sum(axis=1)
+    rising: Bools = (among & (rises > 0)).sum(axis=1) >= np.maximum(constants.rising_share * count, constants.records)
+    if evenly:
+        mean = np.sum(rises * among, axis=1) / np.maximum(count, 1)
+        spread = np.sum((rises - mean[:, None]) ** 2 * among, axis=1) / np.maximum(count, 1)
+        rising &= spread <= (constants.unevenness * mean) ** 2
+    return rising
 
 
-def _growth(scale: Scale, windows: Sequence[Window], total_bytes: int) -> Trend | None:
-    moves = [later.record_bytes - earlier.record_bytes for earlier, later in pairwise(windows)]
-    counted = _counted(moves, MOVE * total_bytes)
-    if counted < _enough(windows) or not _counted(moves[-RECENT_WINDOWS:], MOVE * total_bytes):
-        return None
-    first = next(i for i, move in enumerate(moves) if move > MOVE * total_bytes)
-    return Trend(sum(moves) / _elapsed_s(scale, windows[first:]), _halves(moves[first:]))
+def troughs(scales: tuple[Windows, ...], rows: Rows, elapsed_us: Ints, constants: Constants) -> Floats:
+    """How fast the troughs rise, on the coarsest scale that tells, steadily or not, bytes a second; NaN: they do not."""
+    speed = np.full(len(rows), np.nan)
+    told = np.zeros(len(rows), np.bool_)
+    for windows in reversed(scales):
+        lately = windows.lately(rows, elapsed_us)
+        tells = ~told & (lately - 1 > constants.records)
+        told |= tells
+        at = rows[tells]
+        first = WINDOWS - lately[tells]
+        rise = windows.trough[at, LAST - 1].astype(np.int64) - windows.trough[at, first]
+        rate = rise * PAGE_BYTES / windows.elapsed_s(at, first, np.full_like(first, LAST - 1))
+        speed[tells] = np.where(rise > 0, rate, np.nan)
+    return speed
 
 
-def _leak(scale: Scale, windows: Sequence[Window]) -> Trend | None:
-    rises = [later.trough_bytes - earlier.trough_bytes for earlier, later in pairwise(windows)]
-    more = [later.trough_count - earlier.trough_count for earlier, later in pairwise(windows)]
-    enough = max(_enough(windows), RISING_SHARE * len(rises))
-    if _counted(rises, 0) < enough or _counted(more, 0) < enough or _uneven(rises):
-        return None
-    return Trend(sum(rises) / _elapsed_s(scale, windows), _halves(rises))
-
-
-def _uneven(rises: Sequence[int]) -> bool:
-    mean = sum(rises) / len(rises)
-    return sum((rise - mean) ** 2 for rise in rises) / len(rises) > (UNEVENNESS * mean) ** 2
-
-
-def _halves(moves: Sequence[int]) -> float:
-    """How much one half moved more than the other, as a part of both."""
-    half = len(moves) // 2
-    first, second = sum(moves[:half]), sum(moves[len(moves) - half :])
-    return abs(second - first) / max(second + first, 1)
-
-
-def _enough(windows: Sequence[Window]) -> int:
-    return RECORDS if sum(window.swings for window in windows) >= SWINGS else FEW_SWINGS_RECORDS
-
-
-def pressure(rooms: Iterable[Room], now_us: int, total_bytes: int) -> Trend | None:
+def pressure(rooms: Rooms, rows: Rows, elapsed_us: Ints, total_bytes: Ints, constants: Constants) -> Trend:
     """Others that take more and more of the device."""
-    notes = list(pairwise(rooms))
-    losses = _one_growth(
-        [(b.time_us, a.bytes - b.bytes) for a, b in notes if a.bytes - b.bytes > ROOM_MOVE * total_bytes]
-    )
-    if len(losses) < ROOM_LOSSES:
-        return None
-    first_us, last_us, lost = losses[0][0], losses[-1][0], sum(loss for _, loss in losses)
-    since = [(a, b) for a, b in notes if b.time_us > first_us]
-    stalls = sum(b.used_up for a, b in since if b.bytes == a.bytes)
-    gained = sum(max(b.bytes - a.bytes, 0) for a, b in since)
-    if len(losses) + stalls < ROOM_MOVES or 2 * gained > lost:  # to and fro
-        return None
-    if now_us - last_us > max(ROOM_RECENT_US, 2 * (last_us - first_us) // (len(losses) - 1)):
-        return None
-    return Trend((lost - max(loss for _, loss in losses)) / ((last_us - first_us) / 1e6))
+    room, time_s = rooms.pages[rows].astype(np.int64), rooms.time_s[rows].astype(np.float64)
+    there = rooms.there(rows)[:, :-1]
+    lost = np.where(there, room[:, :-1] - room[:, 1:], 0)
+    losses = lost > (constants.room_move * total_bytes / PAGE_BYTES)[:, None]
+    trend = Trend.none(len(rows))
+    likely = losses.sum(axis=1) >= constants.room_losses
+    if likely.any():
+        at = (room[likely], time_s[likely][:, 1:], lost[likely], losses[likely], rooms.used_up[rows[likely]][:, 1:])
+        trend.bytes_per_s[likely] = _one_growth(*at, elapsed_us[likely] / 1e6, constants)
+    return trend
 
 
-def _one_growth(losses: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The latest losses, (time, bytes) each, as far back as they follow one another."""
-    first = len(losses) - 1
-    while first > 0 and losses[first][0] - losses[first - 1][0] <= ROOM_GAP_US:
-        first -= 1
-    return losses[max(first, 0) :]
+def _one_growth(
+    room: Ints, time_s: Floats, lost: Ints, losses: Bools, used_up: Bools, now_s: Floats, constants: Constants
+) -> Floats:
+    """Of the latest losses, as far back as they follow one another."""
+    before = np.maximum.accumulate(np.where(losses, time_s, -np.inf), axis=1)
+    gap = time_s[:, 1:] - before[:, :-1]
+    breaks = losses.copy()
+    breaks[:, 1:] &= gap > constants.room_gap_s
+    places = np.arange(losses.shape[1])
+    start = np.max(np.where(breaks, places, 0), axis=1)
+    losses = losses & (places >= start[:, None])
+    count = losses.sum(axis=1)
+    first_s = np.min(np.where(losses, time_s, np.inf), axis=1)
+    last_s = np.max(np.where(losses, time_s, -np.inf), axis=1)
+    loss = np.sum(lost * losses, axis=1)
+    since = time_s > first_s[:, None]
+    stalls = np.sum(since & used_up & (lost == 0), axis=1)
+    gained = np.sum(np.where(since, np.maximum(-lost, 0), 0), axis=1)
+    moving = (count >= constants.room_losses) & (count + stalls >= constants.room_moves) & (2 * gained <= loss)
+    apart_s = (last_s - first_s) / np.maximum(count - 1, 1)
+    moving &= now_s - last_s <= np.maximum(constants.room_recent_s, 2 * apart_s)
+    largest = np.max(np.where(losses, lost, 0), axis=1)
+    moving &= last_s > first_s
+    speed = (loss - largest) * PAGE_BYTES / np.where(moving, last_s - first_s, 1.0)
+    return np.where(moving, speed, np.nan)
 
 
-def _counted(moves: Iterable[int], more_than: float) -> int:
-    return sum(move > more_than for move in moves)
+def _between(windows: Windows, rows: Rows, figure: Ints, first: Ints, start: Ints, last: int) -> Trend:
+    """A figure's move from the place `start` on, over the time from `first` on; and how its halves since `first` differ."""
+    each = np.arange(len(rows))
+    half = (last - first) // 2
+    early = figure[each, first + half] - figure[each, first]
+    late = figure[:, last] - figure[each, last - half]
+    moved = (figure[:, last] - figure[each, start]) * PAGE_BYTES
+    speed = moved / windows.elapsed_s(rows, first, np.full_like(first, last))
+    return Trend(speed, np.abs(late - early) / np.maximum(late + early, 1))
 
 
-def _elapsed_s(scale: Scale, windows: Sequence[Window]) -> float:
-    return (windows[-1].number - windows[0].number) * scale.window_us / 1e6
+def _enough(windows: Windows, rows: Rows, lately: Ints, without: int, constants: Constants) -> Ints:
+    """How many records it takes: more where there were few steps, since several may have been broken in one and the same."""
+    among = (WINDOWS - lately[:, None] <= _PLACES) & (LAST - without >= _PLACES)
+    swings = np.sum(windows.swings[rows] * among, axis=1, dtype=np.int64)
+    return np.where(swings >= constants.swings, constants.records, constants.few_swings_records)

@@ -5,31 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from allocscope.alerts.forecast.judgement import Facts
+    from allocscope.alerts.forecast.facts import Facts
 
 
 def describe(facts: Facts) -> str:
-    """One line for people."""
+    """One line for people, of one allocator's facts."""
     return "; ".join(
         [_need(facts), *_holes(facts), *_requests(facts), *_trends(facts), *_flushes(facts), *_left(facts)]
     )
 
 
 def _need(facts: Facts) -> str:
-    return f"{size(facts.peak_bytes)} live at its peaks, of {size(facts.room_bytes)} that it can have"
+    return f"{size(facts.peak[0])} live at its peaks, of {size(facts.room[0])} that it can have"
 
 
 def _holes(facts: Facts) -> list[str]:
-    if not facts.stranded_bytes:
+    if not facts.stranded[0]:
         return []
-    holes = f", in {facts.hole_count} holes now" if facts.hole_count else ""
-    return [f"{size(facts.stranded_bytes)} lie stranded then{holes}"]
+    holes = f", in {facts.holes[0]} holes now" if facts.holes[0] > 0 else ""
+    return [f"{size(facts.stranded[0])} lie stranded then{holes}"]
 
 
 def _requests(facts: Facts) -> list[str]:
-    if facts.request_bytes is None or facts.headroom_bytes is None:
+    request, headroom = facts.request[0], facts.headroom[0]
+    if request < 0 or headroom < 0:
         return []
-    return [f"asks for up to {size(facts.request_bytes)} at once, {size(facts.headroom_bytes)} would fit now"]
+    return [f"asks for up to {size(request)} at once, {size(headroom)} would fit now"]
 
 
 def _trends(facts: Facts) -> list[str]:
@@ -38,22 +39,23 @@ def _trends(facts: Facts) -> list[str]:
         (facts.growth, "its peaks grow by"),
         (facts.pressure, "others on the device grow by"),
     )
-    return [f"{what} {size(trend.bytes_per_s * 60)} a minute" for trend, what in named if trend]
+    return [f"{what} {size(trend.bytes_per_s[0] * 60)} a minute" for trend, what in named if trend.found[0]]
 
 
 def _flushes(facts: Facts) -> list[str]:
-    if not facts.flushes:
+    count = facts.flushes[0]
+    if not count:
         return []
-    count = len(facts.flushes)
     flushes = "1 flush" if count == 1 else f"{count} flushes"
-    return [f"{flushes} in the last ten minutes, the narrowest left {size(facts.slack_bytes or 0)}"]
+    return [f"{flushes} in the last ten minutes, the narrowest left {size(facts.slack[0])}"]
 
 
 def _left(facts: Facts) -> list[str]:
-    between = facts.seconds_left_between
-    if between is None:
+    """By the faster and the slower half of the trends."""
+    left, unevenness = facts.seconds_left[0], facts.unevenness[0]
+    if not left >= 0:
         return []
-    soon, late = between
+    soon, late = left / (1 + unevenness), left / max(1 - unevenness, 0.25)
     if late < 60:
         return ["at this rate within a minute"]
     return [f"at this rate in {_minutes(soon, late)}"]

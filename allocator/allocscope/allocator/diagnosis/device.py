@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from allocscope.allocator.diagnosis.failure import Failure, failure_of
+from allocscope.allocator.diagnosis.failure import Failure, failure_at_capture, failure_of
 from allocscope.allocator.diagnosis.findings import Finding, findings_of
 from allocscope.allocator.diagnosis.moment import Moment, large_page_bytes, moment_of
 from allocscope.allocator.diagnosis.rewind import Rewind
 from allocscope.allocator.errors import TraceError
 from allocscope.allocator.headroom import Headroom, headroom, headrooms
 from allocscope.allocator.settings import AllocatorSettings
-from allocscope.allocator.snapshot import Snapshot, SnapshotSegment, TraceEntry
+from allocscope.allocator.snapshot import DEFAULT_POOL, Snapshot, SnapshotSegment, TraceEntry
 
 FAILURES_JUDGED = 20
 """To how many OutOfMemoryErrors of a device the diagnosis goes back, the latest ones."""
@@ -26,7 +27,7 @@ class DeviceDiagnosis:
     now: Moment
     """As the snapshot shows it."""
     failures: tuple[Failure, ...]
-    """Every OutOfMemoryError in the history, oldest first."""
+    """Every OutOfMemoryError in the history, oldest first; where it has none, the one that a capture was taken at."""
     device_free_bytes: int | None
     """Free on the device now: told by the caller, or as at the last failure and what the allocator took and gave since."""
     headroom: Headroom
@@ -77,9 +78,12 @@ def _device(
     trace = snapshot.traces[device] if 0 <= device < len(snapshot.traces) else ()
     settings = replace(snapshot.settings, large_segment_bytes=large_page_bytes(segments, snapshot.settings))
     now = moment_of(segments, settings)
+    told = _told_by_capture(device, snapshot.capture)
     failures = _failures(device, now, trace, settings, findings)
+    if told is not None and not failures:
+        failures = (failure_at_capture(told, now, settings),)
     if device_free_bytes is None:
-        device_free_bytes = _free_since(trace)
+        device_free_bytes = told.device_free if told is not None else _free_since(trace)
     free = device_free_bytes or 0
     return DeviceDiagnosis(
         device=device,
@@ -111,6 +115,23 @@ def _failures(
                 findings.append(Finding("history", f"device {device}: {problem}", device))
         judged.append(failure_of(index, trace[index], moment, problem, settings))
     return tuple(reversed(judged))
+
+
+def _told_by_capture(device: int, capture: Mapping[str, Any] | None) -> TraceEntry | None:
+    """The OutOfMemoryError that a capture was taken at, before anything unwound; None: of another device, or none."""
+    told = None if capture is None else capture.get("oom")
+    if capture is None or not isinstance(told, Mapping) or told.get("device") != device:
+        return None
+    wanted = _whole(told.get("requested_bytes"))
+    if wanted is None:
+        return None
+    free = _whole(told.get("device_free_bytes"))
+    return TraceEntry("oom", 0, wanted, 0, _whole(capture.get("time_us")) or 0, DEFAULT_POOL, free)
+
+
+def _whole(value: object) -> int | None:
+    """Anybody may have written the file."""
+    return value if type(value) is int and 0 <= value < 1 << 63 else None
 
 
 def _free_since(trace: tuple[TraceEntry, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""An OutOfMemoryError in a history, judged by how the memory stood when it was raised."""
+"""An OutOfMemoryError in a history, or that a capture was taken at, judged by how the memory stood when it was raised."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from allocscope.model import BlockGroup, Line, Pool
 class Failure:
     """An OutOfMemoryError, and the memory right then."""
 
-    entry_index: int
-    """Which entry of the device's history it is, from 0."""
+    entry_index: int | None
+    """Which entry of the device's history it is, from 0; None: a capture tells of it, which was taken right then."""
     entry: TraceEntry
+    """Of one that a capture tells of, size is the segment's, and stream and pool are not known."""
     segment_bytes: int
     """What was asked of the driver for it."""
     moment: Moment | None
@@ -44,6 +45,31 @@ def failure_of(
     return Failure(entry_index, entry, segment_bytes, moment, problem, verdict, why)
 
 
+def failure_at_capture(entry: TraceEntry, moment: Moment, settings: AllocatorSettings) -> Failure:
+    """Judge the one that a capture was taken at. PyTorch tells its observers which segment was wanted of the device, not for which request.
+
+    As `failure_of`, but unknown where it depends on the request.
+    """
+    verdict, why = _judge_segment(entry.size, entry.device_free, moment, settings)
+    return Failure(None, entry, entry.size, moment, None, verdict, why)
+
+
+def _judge_segment(
+    segment_bytes: int, device_free: int | None, moment: Moment, settings: AllocatorSettings
+) -> tuple[Verdict, tuple[str, ...]]:
+    if device_free is not None and device_free >= segment_bytes:
+        return Verdict.LIMIT, _limit(device_free, segment_bytes, settings)
+    inside = _inside(moment)
+    together = inside + (device_free or 0)
+    free = f"{size(inside)} was free inside the allocator and {_known(device_free)} on the device: together {size(together)}"
+    if together >= segment_bytes:
+        return Verdict.FRAGMENTATION, (f"{free}, enough for {size(segment_bytes)}",)
+    least = max(segment_bytes - settings.page_bytes(small=False), 0)  # a segment is larger than its request by less
+    if device_free is None or together >= least:
+        return Verdict.UNKNOWN, (free,)
+    return Verdict.CAPACITY, (f"{free}, too little for {size(segment_bytes)}",)
+
+
 def _asked_of_driver(rounded: int, settings: AllocatorSettings) -> int:
     if not settings.expandable:
         return settings.segment_bytes(rounded)
@@ -56,12 +82,10 @@ def _judge(
 ) -> tuple[Verdict, tuple[str, ...]]:
     device_free = entry.device_free
     if device_free is not None and device_free >= segment_bytes:
-        limit = f"per_process_memory_fraction is {settings.memory_fraction}" if settings.memory_fraction < 1 else None
-        reason = f"the device had {size(device_free)} free, enough for the {size(segment_bytes)} asked of it"
-        return Verdict.LIMIT, (reason, limit or "a memory fraction set by the program, or the driver, refused it")
+        return Verdict.LIMIT, _limit(device_free, segment_bytes, settings)
     if moment is None:
         return Verdict.UNKNOWN, (problem or "how the memory stood then is not known",)
-    inside = sum(moment.bytes_of(line) for line in (Line.STRANDED, Line.RELEASABLE, Line.PRIVATE))
+    inside = _inside(moment)
     together = inside + (device_free or 0)
     enough = "enough" if together >= entry.size else "too little"
     free = f"{size(inside)} was free inside the allocator and {_known(device_free)} on the device"
@@ -71,6 +95,16 @@ def _judge(
     if device_free is None:
         return Verdict.UNKNOWN, reasons
     return Verdict.CAPACITY, reasons
+
+
+def _limit(device_free: int, segment_bytes: int, settings: AllocatorSettings) -> tuple[str, str]:
+    limit = f"per_process_memory_fraction is {settings.memory_fraction}" if settings.memory_fraction < 1 else None
+    reason = f"the device had {size(device_free)} free, enough for the {size(segment_bytes)} asked of it"
+    return reason, limit or "a memory fraction set by the program, or the driver, refused it"
+
+
+def _inside(moment: Moment) -> int:
+    return sum(moment.bytes_of(line) for line in (Line.STRANDED, Line.RELEASABLE, Line.PRIVATE))
 
 
 def _where_free(moment: Moment, entry: TraceEntry) -> tuple[str, ...]:

@@ -157,13 +157,20 @@ class Driver:
         self.ledger.note("segment_map", address, mapped, free_set.stream, pool_id_of(pool.owner))
         return True
 
+    @staticmethod
+    def kept_bytes(block: Block) -> int:
+        """What of a free block cannot be given back."""
+        if block.segment.expandable:
+            first, last = _whole_pages(block)
+            return block.size - max(last - first, 0)
+        return 0 if block.prev is None and block.next is None else block.size
+
     def _unmap(self, block: Block) -> None:
         """Take the memory from the whole pages of a free block; what is left at its ends stays free."""
         segment = block.segment
-        free_set, pool, page = segment.free_set, segment.free_set.pool, segment.page
+        free_set, pool = segment.free_set, segment.free_set.pool
         end = block.address + block.size
-        first = segment.address - (segment.address - block.address) // page * page
-        last = segment.address + (end - segment.address) // page * page
+        first, last = _whole_pages(block)
         if last <= first:
             return
         free_set.remove(block)
@@ -244,6 +251,14 @@ class Driver:
 def no_limit(settings: AllocatorSettings) -> int:
     """max_split_size in bytes, or more than any block has."""
     return (1 << 62) if settings.max_split_bytes is None else settings.max_split_bytes
+
+
+def _whole_pages(block: Block) -> tuple[int, int]:
+    """The first page that lies in a block of an expandable segment as a whole, and the end of the last; there may be none."""
+    start, page = block.segment.address, block.segment.page
+    first = start - (start - block.address) // page * page
+    last = start + (block.address + block.size - start) // page * page
+    return first, last
 
 
 def absorb(block: Block, neighbour: Block) -> None:

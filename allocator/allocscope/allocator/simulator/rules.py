@@ -37,6 +37,7 @@ class Rules:
     """The address at the end of the error's text."""
 
 
+_VERIFIED = frozenset(((2, 11), (2, 12), (2, 13), (2, 14)))
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})(?![0-9])")
 
 
@@ -45,12 +46,21 @@ def is_version(told: str) -> bool:
     return _RELEASE.match(told) is not None
 
 
-def rules_of(version: str) -> Rules:
-    """The rules of a version, such as "2.14.1+cu130"; verified for 2.11.0, 2.12.1, 2.13.0 and 2.14.1, others by the nearest."""
+def is_verified(version: str) -> bool:
+    """Whether the rules of this version are known by trial, and not only the nearest that are. ValueError: it is none."""
+    return _release(version) in _VERIFIED
+
+
+def _release(version: str) -> tuple[int, int]:
     found = _RELEASE.match(version)
     if found is None:
         raise ValueError(f"{version!r} is not a version of PyTorch, such as {NEWEST}")
-    release = (int(found[1]), int(found[2]))
+    return int(found[1]), int(found[2])
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of a version, such as "2.14.1+cu130"; verified for 2.11.0, 2.12.1, 2.13.0 and 2.14.1, others by the nearest."""
+    release = _release(version)
     if release >= (2, 13):
         order = Order.SEGMENT
     elif release >= (2, 12):

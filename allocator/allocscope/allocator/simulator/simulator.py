@@ -492,6 +492,20 @@ class Simulator:
         """The history since the beginning; empty where it is not kept."""
         return self._ledger.trace or []
 
+    def keep_trace(self, *, keep: bool) -> None:
+        """From now on keep a history, from its beginning; or none."""
+        self._ledger.trace = [] if keep else None
+
+    @property
+    def num_driver_calls(self) -> int:
+        """How often memory was got from the driver or given back."""
+        return self._ledger.num_device_alloc + self._ledger.num_device_free
+
+    @property
+    def order(self) -> Order:
+        """Which of equally large free blocks is taken first."""
+        return self._ledger.rules.order
+
     def stats(self) -> dict[str, int]:
         """What torch.cuda.memory_stats() tells in this version: flat names, sorted; bytes, and counts.
 
@@ -510,14 +524,45 @@ class Simulator:
 
     def segments(self) -> list[dict[str, Any]]:
         """What torch.cuda.memory_snapshot() tells, without frames: by address; of an expandable segment each mapped range."""
-        return segments_of(self._blocks(), self._supply.device_index)
+        return segments_of(self.blocks(), self._supply.device_index)
 
     def free_set(self, *, small: bool, stream: int = 0) -> FreeSet:
         """The free blocks that requests of that size and stream would be served from now; to be looked at only."""
         pool = self._pools.small if small else self._pools.large
         return self._pools.free_set(self._pools.routed(pool, stream), stream)
 
-    def _blocks(self) -> Iterator[Block]:
+    def free_set_of(self, address: int) -> FreeSet:
+        """The free blocks that requests like the one of this live block are served from. KeyError: there is no such."""
+        return self._live[address].segment.free_set
+
+    def would_serve(self, address: int, size: int) -> bool:
+        """Whether this live block, once it is free and has joined its neighbours, is large enough for a rounded request of its kind."""
+        block = self._live.get(address)
+        if block is None or block.segment.free_set.pool.small is not (size <= SMALL_MAX_BYTES):
+            return False
+        free = (each.size for each in (block.prev, block.next) if each is not None and each.state == FREE)
+        return block.size + sum(free) >= size
+
+    def free_blocks(self) -> Iterator[Block]:
+        """Those of everybody's pools; to be looked at only."""
+        return chain(self._pools.small.in_order(), self._pools.large.in_order())
+
+    def kept_bytes(self, block: Block) -> int:
+        """What of a free block cannot be given back."""
+        return self._driver.kept_bytes(block)
+
+    @property
+    def split_bytes_peak(self) -> int:
+        """inactive_split_bytes.all.peak."""
+        return self._ledger.split_bytes_peak
+
+    @property
+    def counts_stranded(self) -> bool:
+        """Whether inactive_split_bytes is all that is stranded: no segment is expandable, and no private pool was ever used."""
+        return not (self.settings.expandable or self._driver.expandable_segments or self._ledger.private)
+
+    def blocks(self) -> Iterator[Block]:
+        """All, and addresses without memory, in no order; to be looked at only."""
         return chain(self._live.values(), self._waiting.blocks(), self._pools.blocks())
 
     # what would be
@@ -553,7 +598,7 @@ class Simulator:
         twins = Twins(ledger)
         other._pools = self._pools.copy(ledger, twins)
         other._routes = other._pools.routes
-        twins.tie(self._blocks())
+        twins.tie(self.blocks())
         other._waiting = self._waiting.copy(ledger, other._complete, twins)
         other._supply = self._supply.copy(other.device, other._driver, ledger, other._pools, other._waiting)
         other._live = {address: twins[block] for address, block in self._live.items()}

@@ -1,8 +1,13 @@
-"""`allocscope demo`: a fleet on this machine, from recordings of real jobs, and a verdict on what Allocscope said of them.
+"""`allocscope demo`: a fleet on this machine, from recordings of real jobs, and
+a verdict on what Allocscope said of them.
 
-One collector on an embedded SQLite, three daemons as three pretend nodes, and recorded jobs, each a process that behaves toward its
-daemon as the real one did, only faster. Exit status 0: every foreseeable death was foreseen, no healthy job had a critical alert, and
-the database holds every sample that a job handed on, once. 1: not so. 2: the fleet could not be run.
+One collector on an embedded SQLite, three daemons as three pretend nodes, and
+recorded jobs, each a process that behaves toward its daemon as the real one
+did, only faster.
+
+Exit status 0: every foreseeable death was foreseen, no healthy job had a
+critical alert, and the database holds every sample that a job handed on, once.
+1: not so. 2: the fleet could not be run.
 """
 
 from __future__ import annotations
@@ -65,7 +70,10 @@ def _run(fleet: Fleet, options: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="allocscope demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="allocscope demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--headless", action="store_true", help="no live table, also on a terminal")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end, and nothing else")
@@ -76,10 +84,15 @@ def _parser() -> argparse.ArgumentParser:
         "--speed",
         type=_speed,
         default=None,
+        metavar="X",
         help="recorded seconds a second (default: what makes the demo last some 70 s)",
     )
     parser.add_argument(
-        "--recordings", type=Path, default=RECORDINGS, help="a folder of recordings with its labels.json"
+        "--recordings",
+        type=Path,
+        default=RECORDINGS,
+        metavar="FOLDER",
+        help="recordings with their labels.json (default: those that come with Allocscope)",
     )
     return parser
 

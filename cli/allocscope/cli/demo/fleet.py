@@ -68,11 +68,16 @@ class Service:
             self.process.stdout.close()
 
 
+def _socket(folder: Path, node: str) -> Path:
+    """In a folder of its own: a daemon takes the captures that it finds beside its socket."""
+    return folder / node / "daemon.sock"
+
+
 class Fleet:
     """Starts and stops the processes; everything they write lies in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        longest = len(str(folder / f"{max(NODES, key=len)}.sock"))
+        longest = len(str(_socket(folder, max(NODES, key=len))))
         if longest > LONGEST_SOCKET:
             raise FleetError(f"{folder} is too long for the sockets in it; set TMPDIR to a folder with a shorter name")
         self.folder = folder
@@ -86,11 +91,12 @@ class Fleet:
     def start_collector(self, *options: str) -> dict[str, str]:
         """Start the collector on free ports of loopback, and return its addresses: "grpc" and "http"."""
         listen = ("--database", self.database, "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0")
-        return self._serve("collector", "collector", *listen, *options)
+        nothing_to_capture = ("--capture-at-risk", "false")  # a recording that plays has no allocator
+        return self._serve("collector", "collector", *listen, *nothing_to_capture, *options)
 
     def start_daemon(self, node: str, collector: str) -> dict[str, str]:
         """Start a daemon as the pretend node `node`, and return its addresses: "socket" and "metrics"."""
-        spool, socket = self.folder / f"spool-{node}", self.folder / f"{node}.sock"
+        spool, socket = self.folder / f"spool-{node}", _socket(self.folder, node)
         places = ("--node", node, "--socket", str(socket), "--spool", str(spool), "--collector", collector)
         return self._serve(f"daemon-{node}", "daemon", *places, "--metrics-listen", "127.0.0.1:0")
 

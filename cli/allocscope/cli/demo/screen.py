@@ -163,6 +163,7 @@ class Headless:
 
 def _tell_kept(console: Console, url: str) -> None:
     console.print(f"\nThe fleet goes on, its jobs start anew as they end. The page: {url}   (Ctrl-C ends it)")
+    console.print(f"Elsewhere: allocscope jobs --url {url}   (and risks, bill JOB, alerts, devices)")
 
 
 # the table

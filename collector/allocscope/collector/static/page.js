@@ -7,6 +7,9 @@ const INTERVAL_MS = 1000;
 const LONGEST_PAUSE_MS = 15000;
 const TIMEOUT_MS = 10000;
 const MOST_PAGES = 10;
+const CAPTURES_SHOWN = 20;
+const ADVICE_SHOWN = 10;
+const USERS_SHOWN = 4;
 
 // words and figures
 
@@ -68,8 +71,13 @@ function total(lines, line) {
   return lines.filter((one) => one.line === line).reduce((sum, one) => sum + one.bytes, 0);
 }
 
+// A button that is pressed just now stays, or the press would be of nothing; one that has the focus keeps it.
 function fill(id, rows) {
+  if (document.querySelector(`#${id} :is(button, summary):active`)) return;
+  const focused = document.activeElement?.closest(`#${id}`) ? document.activeElement : null;
+  const [name, value] = Object.entries(focused?.dataset ?? {})[0] ?? [];
   document.querySelector(`#${id} tbody`).replaceChildren(...rows);
+  if (name !== undefined) document.querySelector(`#${id} [data-${name}="${CSS.escape(value)}"]`)?.focus();
   document.querySelector(`#${id}`).hidden = rows.length === 0;
   document.querySelector(`[data-for="${id}"]`).hidden = rows.length !== 0;
 }
@@ -88,19 +96,17 @@ function alertRow(alert) {
     element("th", { text: alert.name, scope: "row", title: alert.description }),
     cell(where.join(", "), "name"),
     cell(moment(alert.at_us), "when"),
-    cell(alert.summary, "name"),
+    element("td", { class: "name" }, alert.summary, ...(alert.advice ? [element("div", { text: alert.advice, class: "advised" })] : [])),
   );
 }
 
-// A forecast is told of at each severity up to its own: the gravest says it all.
+// A forecast is told of at each severity up to its own, once a job: the gravest says it all.
 function gravest(alerts) {
   const seen = new Set();
   return alerts.filter((alert) => {
     if (!alert.cause) return true;
-    const { node, job, rank: number, gpu, uuid, pid } = alert.labels;
-    const trouble = JSON.stringify([node, job, number, gpu, uuid, pid]);
-    if (seen.has(trouble)) return false;
-    seen.add(trouble);
+    if (seen.has(alert.job)) return false;
+    seen.add(alert.job);
     return true;
   });
 }
@@ -111,7 +117,9 @@ function jobRow(job) {
   const where = worst ? [worst.node, worst.gpu === null ? null : `GPU ${worst.gpu}`, job.allocators_live > 1 ? `worst of ${job.allocators_live}` : null] : [];
   const name = element("th", { scope: "row", class: "name" });
   name.append(element("a", { text: job.job, href: `api/v1/jobs/${encodeURIComponent(job.job_id)}` }));
-  name.append(element("div", { text: where.filter(Boolean).join(", "), class: "faint" }));
+  const about = element("div", { text: where.filter(Boolean).join(", "), class: "faint" });
+  if (job.live) about.append(" ", element("button", { text: "capture", title: CAPTURE, "data-job": job.job_id }));
+  name.append(about);
   const state = job.live ? (forecast ? forecast.state : "unknown") : "gone";
   return element(
     "tr",
@@ -127,6 +135,100 @@ function jobRow(job) {
   );
 }
 
+function captureRow(capture) {
+  const whose = [capture.job, capture.rank === null ? null : `rank ${capture.rank}`, capture.node, capture.gpu === null ? null : `GPU ${capture.gpu}`];
+  const taken = capture.time_us ?? capture.ordered_us;
+  const file = element("td", { class: "name" });
+  if (capture.file_name) file.append(element("a", { text: capture.file_name, href: `api/v1/captures/${capture.capture_id}` }));
+  if (capture.problem) file.append(element("div", { text: capture.problem, class: "faint" }));
+  return element(
+    "tr",
+    {},
+    element("td", {}, badge(capture.state)),
+    element("th", { text: whose.filter(Boolean).join(", "), scope: "row", class: "name" }),
+    cell(capture.reason),
+    cell(taken === null ? "–" : moment(taken), "when"),
+    cell(capture.history_entries ?? "–", "number"),
+    cell(size(capture.snapshot_bytes), "number"),
+    file,
+  );
+}
+
+// As `allocscope devices` has it.
+function whose(owner) {
+  if (!owner) return "";
+  const container = owner.container ? ` (${owner.container})` : "";
+  const pod = owner.pod ? `pod ${owner.namespace}/${owner.pod}${container}` : owner.pod_uid ? `pod ${owner.pod_uid}${container}` : null;
+  const slurm = owner.slurm_job ? `Slurm ${owner.slurm_job}${owner.slurm_step ? `.${owner.slurm_step}` : ""}` : null;
+  const place = pod ?? (owner.container_id ? `container ${owner.container_id.slice(0, 12)}` : null);
+  return [place, slurm, owner.user ? `user ${owner.user}` : null].filter(Boolean).join(", ");
+}
+
+function userLine(process) {
+  const job = process.job === null ? null : process.rank === null ? process.job : `${process.job} rank ${process.rank}`;
+  const name = job ?? process.name ?? (process.pid === null ? "a process" : `pid ${process.pid}`);
+  const probe = process.process_id === null ? "no probe" : null;
+  const about = [probe, whose(process.owner)].filter(Boolean).join(", ");
+  const text = `${name} ${size(process.used_bytes)}`;
+  return element("div", { text, title: [process.name, process.pid === null ? null : `pid ${process.pid}`].filter(Boolean).join(", ") }, element("span", { text: about ? ` ${about}` : "", class: "faint" }));
+}
+
+function usersCell(processes) {
+  const largest = [...processes].sort((a, b) => (b.used_bytes ?? -1) - (a.used_bytes ?? -1));
+  const made = element("td", { class: "name" }, ...largest.slice(0, USERS_SHOWN).map(userLine));
+  if (largest.length > USERS_SHOWN) made.append(element("div", { text: `and ${largest.length - USERS_SHOWN} more`, class: "faint" }));
+  return made;
+}
+
+// What was tried, and what came of it. A row is made anew each second: which are open is remembered.
+const opened = new Set();
+
+function trialRow(trial, number) {
+  const calls = trial.num_device_alloc + trial.num_device_free;
+  return element(
+    "tr",
+    trial.blocked ? { class: "gone", title: trial.blocked } : {},
+    element("th", { text: `${trial.conf || "default"}${number === 0 ? " (as recorded)" : ""}`, scope: "row", class: "name" }),
+    cell(trial.change ?? "", "name"),
+    cell(trial.failed_at === null ? "served" : `runs out at ${trial.failed_at}`, "name"),
+    ...[trial.needed_bytes, trial.reserved_peak_bytes, trial.stranded_peak_bytes].map((bytes) => cell(size(bytes), "number")),
+    cell(trial.num_alloc_retries, "number"),
+    cell(calls, "number"),
+    cell(trial.blocked ? `not advised: ${trial.blocked}` : "", "name"),
+  );
+}
+
+const TRIALS = ["Settings", "Change", "End", "Needs", "Reserved", "Stranded", "Retries", "Driver calls", ""];
+
+function trials(advice) {
+  const id = `${advice.capture_id} ${advice.uuid}`;
+  const made = element("details", opened.has(id) ? { open: "" } : {});
+  made.addEventListener("toggle", () => (made.open ? opened.add(id) : opened.delete(id)));
+  const by = advice.torch_version ? `, by the rules of PyTorch ${advice.torch_version}` : "";
+  const sure = advice.exactness || (advice.is_exact ? "exact" : "an estimate");
+  const heading = `${count(advice.trials.length, "replay")} of ${count(advice.requests, "request")}${by}; ${sure}`;
+  const head = element("tr", {}, ...TRIALS.map((text) => element("th", { text, scope: "col" })));
+  made.append(element("summary", { text: heading, "data-advice": id }), element("table", {}, element("thead", {}, head), element("tbody", {}, ...advice.trials.map(trialRow))));
+  return made;
+}
+
+function adviceRow(advice) {
+  const whose = [advice.job, advice.rank === null ? null : `rank ${advice.rank}`, advice.node, advice.gpu === null ? null : `GPU ${advice.gpu}`];
+  const said = element("td", { class: "name" }, advice.summary);
+  for (const [phrases, what] of [[advice.gains, "gains"], [advice.costs, "costs"], [advice.hazards, "to be known"]]) {
+    if (phrases.length) said.append(element("div", { text: `${what}: ${phrases.join("; ")}`, class: "faint" }));
+  }
+  if (advice.trials.length) said.append(trials(advice));
+  return element(
+    "tr",
+    {},
+    element("td", {}, badge(advice.kind)),
+    element("th", { text: whose.filter(Boolean).join(", "), scope: "row", class: "name" }),
+    cell(moment(advice.made_us), "when"),
+    said,
+  );
+}
+
 function deviceRow(device) {
   return element(
     "tr",
@@ -138,11 +240,12 @@ function deviceRow(device) {
     cell(size(device.free_bytes), "number"),
     cell(size(device.bill ? total(device.bill.lines, "stranded") : null), "number"),
     cell(size(device.total_bytes), "number"),
+    usersCell(device.processes),
     cell(device.problem ?? (device.from_nvml ? "" : "NVML is not read; from what jobs know"), "faint name"),
   );
 }
 
-function show({ fleet, jobs, devices, alerts }) {
+function show({ fleet, jobs, devices, alerts, captures, advice }) {
   const gravity = (job) => (job.live ? rank(STATES, job.state) : STATES.length + 1);
   const margin = (job) => job.worst?.forecast?.margin_ratio ?? Infinity;
   jobs.sort((a, b) => gravity(a) - gravity(b) || margin(a) - margin(b) || a.job.localeCompare(b.job));
@@ -151,6 +254,8 @@ function show({ fleet, jobs, devices, alerts }) {
   fill("alerts", gravest(alerts).map(alertRow));
   fill("jobs", jobs.map(jobRow));
   fill("devices", devices.map(deviceRow));
+  fill("captures", captures.items.map(captureRow));
+  fill("advice", advice.items.map(adviceRow));
   const counts = [count(fleet.nodes_connected, "node"), count(fleet.devices, "device"), count(fleet.jobs_live, "live job")].join(", ");
   const text = `${counts}, ${size(fleet.device_total_bytes)} of device memory, ${size(fleet.bill.stranded ?? 0)} of it stranded`;
   const line = document.querySelector("#fleet");
@@ -170,8 +275,8 @@ function legend() {
 
 // asking
 
-async function ask(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS), headers: { accept: "application/json" } });
+async function ask(path, more = {}) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS), headers: { accept: "application/json" }, ...more });
   const said = await answer.json();
   if (!answer.ok) throw new Error(said.error ? said.error.message : `the collector answered ${answer.status}`);
   return said;
@@ -190,18 +295,36 @@ async function all(path) {
   return items;
 }
 
+// A whole snapshot of the rank that is nearest to running out; the command can ask for more: allocscope capture.
+const CAPTURE = "Keep a whole snapshot of the rank that is nearest to running out of memory, to look into with PyTorch's viewer or allocscope inspect";
+
+async function order(button) {
+  const line = document.querySelector("#ordered");
+  const job = button.dataset.job;
+  try {
+    const body = { method: "POST", headers: { "content-type": "application/json" }, body: "{}" };
+    await ask(`api/v1/jobs/${encodeURIComponent(job)}/captures`, body);
+    line.textContent = `A capture of ${job} is on order.`;
+  } catch (error) {
+    line.textContent = `No capture of ${job}: ${error.message}`;
+  }
+  line.hidden = false;
+}
+
 async function follow() {
   let failures = 0;
   let since = null;
   for (;;) {
     try {
-      const [fleet, jobs, devices, alerts] = await Promise.all([
+      const [fleet, jobs, devices, alerts, captures, advice] = await Promise.all([
         ask("api/v1/fleet"),
         all("api/v1/jobs"),
         all("api/v1/devices"),
         all("api/v1/alerts?state=firing"),
+        ask(`api/v1/captures?limit=${CAPTURES_SHOWN}`),
+        ask(`api/v1/advice?limit=${ADVICE_SHOWN}`),
       ]);
-      show({ fleet, jobs, devices, alerts });
+      show({ fleet, jobs, devices, alerts, captures, advice });
       failures = 0;
       since = null;
       lost(null);
@@ -216,5 +339,8 @@ async function follow() {
   }
 }
 
+document.querySelector("#jobs").addEventListener("click", (event) => {
+  if (event.target instanceof HTMLButtonElement) order(event.target);
+});
 legend();
 follow();

@@ -30,7 +30,7 @@ from allocscope.proto.v1 import orders_pb2 as allocscope_dot_proto_dot_v1_dot_or
 from allocscope.proto.v1 import sample_pb2 as allocscope_dot_proto_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+allocscope/proto/v1/collector_service.proto\x12\x13\x61llocscope.proto.v1\x1a#allocscope/proto/v1/block_map.proto\x1a allocscope/proto/v1/device.proto\x1a\x1f\x61llocscope/proto/v1/event.proto\x1a\"allocscope/proto/v1/identity.proto\x1a allocscope/proto/v1/orders.proto\x1a allocscope/proto/v1/sample.proto\"o\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tdaemon_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x1c\n\x0fmetrics_address\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_metrics_address\"\xa4\x02\n\x05\x42\x61tch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tclosed_us\x18\x02 \x01(\x04\x12/\n\tprocesses\x18\x03 \x03(\x0b\x32\x1c.allocscope.proto.v1.Process\x12\x31\n\x07samples\x18\x04 \x03(\x0b\x32 .allocscope.proto.v1.SampleChunk\x12\x31\n\nblock_maps\x18\x05 \x03(\x0b\x32\x1d.allocscope.proto.v1.BlockMap\x12*\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1a.allocscope.proto.v1.Event\x12\x33\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\".allocscope.proto.v1.DeviceReading\"\x89\x01\n\rIngestRequest\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\x12/\n\x05hello\x18\x02 \x01(\x0b\x32\x1e.allocscope.proto.v1.NodeHelloH\x00\x12+\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1a.allocscope.proto.v1.BatchH\x00\x42\t\n\x07message\"M\n\tRejection\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\"M\n\x0cProcessOrder\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12)\n\x05order\x18\x02 \x01(\x0b\x32\x1a.allocscope.proto.v1.Order\"\x96\x01\n\x0eIngestResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x32\n\nrejections\x18\x02 \x03(\x0b\x32\x1e.allocscope.proto.v1.Rejection\x12\x31\n\x06orders\x18\x03 \x03(\x0b\x32!.allocscope.proto.v1.ProcessOrder2i\n\x10\x43ollectorService\x12U\n\x06Ingest\x12\".allocscope.proto.v1.IngestRequest\x1a#.allocscope.proto.v1.IngestResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+allocscope/proto/v1/collector_service.proto\x12\x13\x61llocscope.proto.v1\x1a#allocscope/proto/v1/block_map.proto\x1a allocscope/proto/v1/device.proto\x1a\x1f\x61llocscope/proto/v1/event.proto\x1a\"allocscope/proto/v1/identity.proto\x1a allocscope/proto/v1/orders.proto\x1a allocscope/proto/v1/sample.proto\"o\n\tNodeHello\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x11\n\tdaemon_id\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x1c\n\x0fmetrics_address\x18\x04 \x01(\tH\x00\x88\x01\x01\x42\x12\n\x10_metrics_address\"6\n\x07\x44ropped\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\"\xea\x02\n\x05\x42\x61tch\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\tclosed_us\x18\x02 \x01(\x04\x12/\n\tprocesses\x18\x03 \x03(\x0b\x32\x1c.allocscope.proto.v1.Process\x12\x31\n\x07samples\x18\x04 \x03(\x0b\x32 .allocscope.proto.v1.SampleChunk\x12\x31\n\nblock_maps\x18\x05 \x03(\x0b\x32\x1d.allocscope.proto.v1.BlockMap\x12*\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1a.allocscope.proto.v1.Event\x12\x33\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\".allocscope.proto.v1.DeviceReading\x12\x15\n\runused_before\x18\x08 \x01(\x04\x12-\n\x07\x64ropped\x18\t \x03(\x0b\x32\x1c.allocscope.proto.v1.Dropped\"\x89\x01\n\rIngestRequest\x12\x0f\n\x07sent_us\x18\x01 \x01(\x04\x12/\n\x05hello\x18\x02 \x01(\x0b\x32\x1e.allocscope.proto.v1.NodeHelloH\x00\x12+\n\x05\x62\x61tch\x18\x03 \x01(\x0b\x32\x1a.allocscope.proto.v1.BatchH\x00\x42\t\n\x07message\"M\n\tRejection\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\"M\n\x0cProcessOrder\x12\x12\n\nprocess_id\x18\x01 \x01(\t\x12)\n\x05order\x18\x02 \x01(\x0b\x32\x1a.allocscope.proto.v1.Order\"\x96\x01\n\x0eIngestResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x32\n\nrejections\x18\x02 \x03(\x0b\x32\x1e.allocscope.proto.v1.Rejection\x12\x31\n\x06orders\x18\x03 \x03(\x0b\x32!.allocscope.proto.v1.ProcessOrder2\xc2\x01\n\x10\x43ollectorService\x12U\n\x06Ingest\x12\".allocscope.proto.v1.IngestRequest\x1a#.allocscope.proto.v1.IngestResponse(\x01\x30\x01\x12W\n\x08\x42\x61\x63kfill\x12\".allocscope.proto.v1.IngestRequest\x1a#.allocscope.proto.v1.IngestResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,16 +39,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_NODEHELLO']._serialized_start=276
   _globals['_NODEHELLO']._serialized_end=387
-  _globals['_BATCH']._serialized_start=390
-  _globals['_BATCH']._serialized_end=682
-  _globals['_INGESTREQUEST']._serialized_start=685
-  _globals['_INGESTREQUEST']._serialized_end=822
-  _globals['_REJECTION']._serialized_start=824
-  _globals['_REJECTION']._serialized_end=901
-  _globals['_PROCESSORDER']._serialized_start=903
-  _globals['_PROCESSORDER']._serialized_end=980
-  _globals['_INGESTRESPONSE']._serialized_start=983
-  _globals['_INGESTRESPONSE']._serialized_end=1133
-  _globals['_COLLECTORSERVICE']._serialized_start=1135
-  _globals['_COLLECTORSERVICE']._serialized_end=1240
+  _globals['_DROPPED']._serialized_start=389
+  _globals['_DROPPED']._serialized_end=443
+  _globals['_BATCH']._serialized_start=446
+  _globals['_BATCH']._serialized_end=808
+  _globals['_INGESTREQUEST']._serialized_start=811
+  _globals['_INGESTREQUEST']._serialized_end=948
+  _globals['_REJECTION']._serialized_start=950
+  _globals['_REJECTION']._serialized_end=1027
+  _globals['_PROCESSORDER']._serialized_start=1029
+  _globals['_PROCESSORDER']._serialized_end=1106
+  _globals['_INGESTRESPONSE']._serialized_start=1109
+  _globals['_INGESTRESPONSE']._serialized_end=1259
+  _globals['_COLLECTORSERVICE']._serialized_start=1262
+  _globals['_COLLECTORSERVICE']._serialized_end=1456
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,32 @@ class NodeHello(google.protobuf.message.Message):
 global___NodeHello = NodeHello
 
 @typing.final
+class Dropped(google.protobuf.message.Message):
+    """Something that a node lost, or gave up."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WHAT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    what: builtins.str
+    """"batches", "samples", "block_maps", "events" or another."""
+    reason: builtins.str
+    """A fixed word: "spool_full", "too_old", "damaged", …"""
+    count: builtins.int
+    """How many."""
+    def __init__(
+        self,
+        *,
+        what: builtins.str = ...,
+        reason: builtins.str = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "reason", b"reason", "what", b"what"]) -> None: ...
+
+global___Dropped = Dropped
+
+@typing.final
 class Batch(google.protobuf.message.Message):
     """Some seconds of a node. Whole in itself: every process that it names is described in it."""
 
@@ -63,10 +89,14 @@ class Batch(google.protobuf.message.Message):
     BLOCK_MAPS_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
     DEVICES_FIELD_NUMBER: builtins.int
+    UNUSED_BEFORE_FIELD_NUMBER: builtins.int
+    DROPPED_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """The daemon's numbering, from 1, kept over restarts."""
     closed_us: builtins.int
     """When it was closed, unix microseconds by the daemon's clock."""
+    unused_before: builtins.int
+    """So many numbers directly before this one do not come on this stream, so that nothing is missing there: after a crash a daemon passes over those that an unfinished batch may have had, and those that were overtaken come by Backfill."""
     @property
     def processes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[allocscope.proto.v1.identity_pb2.Process]:
         """Every process that the rest names."""
@@ -87,6 +117,10 @@ class Batch(google.protobuf.message.Message):
     def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[allocscope.proto.v1.device_pb2.DeviceReading]:
         """The node's devices, with their bills."""
 
+    @property
+    def dropped(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Dropped]:
+        """What the node lost since the batch before."""
+
     def __init__(
         self,
         *,
@@ -97,8 +131,10 @@ class Batch(google.protobuf.message.Message):
         block_maps: collections.abc.Iterable[allocscope.proto.v1.block_map_pb2.BlockMap] | None = ...,
         events: collections.abc.Iterable[allocscope.proto.v1.event_pb2.Event] | None = ...,
         devices: collections.abc.Iterable[allocscope.proto.v1.device_pb2.DeviceReading] | None = ...,
+        unused_before: builtins.int = ...,
+        dropped: collections.abc.Iterable[global___Dropped] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["block_maps", b"block_maps", "closed_us", b"closed_us", "devices", b"devices", "events", b"events", "processes", b"processes", "samples", b"samples", "sequence", b"sequence"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["block_maps", b"block_maps", "closed_us", b"closed_us", "devices", b"devices", "dropped", b"dropped", "events", b"events", "processes", b"processes", "samples", b"samples", "sequence", b"sequence", "unused_before", b"unused_before"]) -> None: ...
 
 global___Batch = Batch
 

@@ -40,6 +40,11 @@ class CollectorServiceStub(object):
                 request_serializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.SerializeToString,
                 response_deserializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.FromString,
                 _registered_method=True)
+        self.Backfill = channel.stream_stream(
+                '/allocscope.proto.v1.CollectorService/Backfill',
+                request_serializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.SerializeToString,
+                response_deserializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.FromString,
+                _registered_method=True)
 
 
 class CollectorServiceServicer(object):
@@ -48,6 +53,16 @@ class CollectorServiceServicer(object):
 
     def Ingest(self, request_iterator, context):
         """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged.
+        A daemon with many batches that wait may send the newer ones first, here, and the older ones by Backfill.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Backfill(self, request_iterator, context):
+        """Beside a stream of Ingest: batches that newer ones have overtaken, in the order of their numbers, as fast as the collector has time for them.
+        The first request is the hello, and the first response says that the collector takes them; an older one answers UNIMPLEMENTED.
+        acknowledged_sequence is here: every batch of this stream up to this number. There are no orders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -58,6 +73,11 @@ def add_CollectorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Ingest': grpc.stream_stream_rpc_method_handler(
                     servicer.Ingest,
+                    request_deserializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.FromString,
+                    response_serializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.SerializeToString,
+            ),
+            'Backfill': grpc.stream_stream_rpc_method_handler(
+                    servicer.Backfill,
                     request_deserializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.FromString,
                     response_serializer=allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.SerializeToString,
             ),
@@ -88,6 +108,33 @@ class CollectorService(object):
             request_iterator,
             target,
             '/allocscope.proto.v1.CollectorService/Ingest',
+            allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.SerializeToString,
+            allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Backfill(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/allocscope.proto.v1.CollectorService/Backfill',
             allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestRequest.SerializeToString,
             allocscope_dot_proto_dot_v1_dot_collector__service__pb2.IngestResponse.FromString,
             options,

@@ -25,7 +25,18 @@ class CollectorServiceStub:
         allocscope.proto.v1.collector_service_pb2.IngestRequest,
         allocscope.proto.v1.collector_service_pb2.IngestResponse,
     ]
-    """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged."""
+    """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged.
+    A daemon with many batches that wait may send the newer ones first, here, and the older ones by Backfill.
+    """
+
+    Backfill: grpc.StreamStreamMultiCallable[
+        allocscope.proto.v1.collector_service_pb2.IngestRequest,
+        allocscope.proto.v1.collector_service_pb2.IngestResponse,
+    ]
+    """Beside a stream of Ingest: batches that newer ones have overtaken, in the order of their numbers, as fast as the collector has time for them.
+    The first request is the hello, and the first response says that the collector takes them; an older one answers UNIMPLEMENTED.
+    acknowledged_sequence is here: every batch of this stream up to this number. There are no orders.
+    """
 
 class CollectorServiceAsyncStub:
     """Served by the collector."""
@@ -34,7 +45,18 @@ class CollectorServiceAsyncStub:
         allocscope.proto.v1.collector_service_pb2.IngestRequest,
         allocscope.proto.v1.collector_service_pb2.IngestResponse,
     ]
-    """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged."""
+    """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged.
+    A daemon with many batches that wait may send the newer ones first, here, and the older ones by Backfill.
+    """
+
+    Backfill: grpc.aio.StreamStreamMultiCallable[
+        allocscope.proto.v1.collector_service_pb2.IngestRequest,
+        allocscope.proto.v1.collector_service_pb2.IngestResponse,
+    ]
+    """Beside a stream of Ingest: batches that newer ones have overtaken, in the order of their numbers, as fast as the collector has time for them.
+    The first request is the hello, and the first response says that the collector takes them; an older one answers UNIMPLEMENTED.
+    acknowledged_sequence is here: every batch of this stream up to this number. There are no orders.
+    """
 
 class CollectorServiceServicer(metaclass=abc.ABCMeta):
     """Served by the collector."""
@@ -45,6 +67,19 @@ class CollectorServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[allocscope.proto.v1.collector_service_pb2.IngestRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[allocscope.proto.v1.collector_service_pb2.IngestResponse], collections.abc.AsyncIterator[allocscope.proto.v1.collector_service_pb2.IngestResponse]]:
-        """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged."""
+        """One stream a daemon. The first request is the hello. Batches are sent in the order of their numbers; after a break, from the first that was not acknowledged.
+        A daemon with many batches that wait may send the newer ones first, here, and the older ones by Backfill.
+        """
+
+    @abc.abstractmethod
+    def Backfill(
+        self,
+        request_iterator: _MaybeAsyncIterator[allocscope.proto.v1.collector_service_pb2.IngestRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[allocscope.proto.v1.collector_service_pb2.IngestResponse], collections.abc.AsyncIterator[allocscope.proto.v1.collector_service_pb2.IngestResponse]]:
+        """Beside a stream of Ingest: batches that newer ones have overtaken, in the order of their numbers, as fast as the collector has time for them.
+        The first request is the hello, and the first response says that the collector takes them; an older one answers UNIMPLEMENTED.
+        acknowledged_sequence is here: every batch of this stream up to this number. There are no orders.
+        """
 
 def add_CollectorServiceServicer_to_server(servicer: CollectorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from allocscope.proto.v1 import identity_pb2 as allocscope_dot_proto_dot_v1_dot_identity__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n allocscope/proto/v1/device.proto\x12\x13\x61llocscope.proto.v1\x1a\"allocscope/proto/v1/identity.proto\"\x95\x01\n\rDeviceProcess\x12\x10\n\x03pid\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nprocess_id\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x17\n\nused_bytes\x18\x04 \x01(\x04H\x03\x88\x01\x01\x42\x06\n\x04_pidB\r\n\x0b_process_idB\x07\n\x05_nameB\r\n\x0b_used_bytes\"y\n\x08\x42illLine\x12\'\n\x04line\x18\x01 \x01(\x0e\x32\x19.allocscope.proto.v1.Line\x12\x17\n\nprocess_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x42\r\n\x0b_process_id\"\xba\x02\n\rDeviceReading\x12+\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1b.allocscope.proto.v1.Device\x12\x0f\n\x07time_us\x18\x02 \x01(\x04\x12\x11\n\tfrom_nvml\x18\x03 \x01(\x08\x12\x17\n\nfree_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x64river_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x35\n\tprocesses\x18\x06 \x03(\x0b\x32\".allocscope.proto.v1.DeviceProcess\x12+\n\x04\x62ill\x18\x07 \x03(\x0b\x32\x1d.allocscope.proto.v1.BillLine\x12\x14\n\x07problem\x18\x08 \x01(\tH\x02\x88\x01\x01\x42\r\n\x0b_free_bytesB\x0f\n\r_driver_bytesB\n\n\x08_problem*\xe1\x01\n\x04Line\x12\x14\n\x10LINE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINE_REQUESTED\x10\x01\x12\x11\n\rLINE_ROUNDING\x10\x02\x12\x16\n\x12LINE_AWAITING_FREE\x10\x03\x12\x11\n\rLINE_STRANDED\x10\x04\x12\x13\n\x0fLINE_RELEASABLE\x10\x05\x12\x10\n\x0cLINE_PRIVATE\x10\x06\x12\x10\n\x0cLINE_OUTSIDE\x10\x07\x12\x18\n\x14LINE_OTHER_PROCESSES\x10\x08\x12\x0f\n\x0bLINE_DRIVER\x10\t\x12\r\n\tLINE_FREE\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n allocscope/proto/v1/device.proto\x12\x13\x61llocscope.proto.v1\x1a\"allocscope/proto/v1/identity.proto\"\xa5\x02\n\x05Owner\x12\x11\n\x04user\x18\x01 \x01(\tH\x00\x88\x01\x01\x12\x19\n\x0c\x63ontainer_id\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x16\n\tcontainer\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x10\n\x03pod\x18\x04 \x01(\tH\x03\x88\x01\x01\x12\x16\n\tnamespace\x18\x05 \x01(\tH\x04\x88\x01\x01\x12\x14\n\x07pod_uid\x18\x06 \x01(\tH\x05\x88\x01\x01\x12\x16\n\tslurm_job\x18\x07 \x01(\tH\x06\x88\x01\x01\x12\x17\n\nslurm_step\x18\x08 \x01(\tH\x07\x88\x01\x01\x42\x07\n\x05_userB\x0f\n\r_container_idB\x0c\n\n_containerB\x06\n\x04_podB\x0c\n\n_namespaceB\n\n\x08_pod_uidB\x0c\n\n_slurm_jobB\r\n\x0b_slurm_step\"\xc0\x01\n\rDeviceProcess\x12\x10\n\x03pid\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x17\n\nprocess_id\x18\x02 \x01(\tH\x01\x88\x01\x01\x12\x11\n\x04name\x18\x03 \x01(\tH\x02\x88\x01\x01\x12\x17\n\nused_bytes\x18\x04 \x01(\x04H\x03\x88\x01\x01\x12)\n\x05owner\x18\x05 \x01(\x0b\x32\x1a.allocscope.proto.v1.OwnerB\x06\n\x04_pidB\r\n\x0b_process_idB\x07\n\x05_nameB\r\n\x0b_used_bytes\"y\n\x08\x42illLine\x12\'\n\x04line\x18\x01 \x01(\x0e\x32\x19.allocscope.proto.v1.Line\x12\x17\n\nprocess_id\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\x42\r\n\x0b_process_id\"\xe6\x02\n\rDeviceReading\x12+\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x1b.allocscope.proto.v1.Device\x12\x0f\n\x07time_us\x18\x02 \x01(\x04\x12\x11\n\tfrom_nvml\x18\x03 \x01(\x08\x12\x17\n\nfree_bytes\x18\x04 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x64river_bytes\x18\x05 \x01(\x04H\x01\x88\x01\x01\x12\x35\n\tprocesses\x18\x06 \x03(\x0b\x32\".allocscope.proto.v1.DeviceProcess\x12+\n\x04\x62ill\x18\x07 \x03(\x0b\x32\x1d.allocscope.proto.v1.BillLine\x12\x14\n\x07problem\x18\x08 \x01(\tH\x02\x88\x01\x01\x12\x19\n\x0cproblem_kind\x18\t \x01(\tH\x03\x88\x01\x01\x42\r\n\x0b_free_bytesB\x0f\n\r_driver_bytesB\n\n\x08_problemB\x0f\n\r_problem_kind*\xe1\x01\n\x04Line\x12\x14\n\x10LINE_UNSPECIFIED\x10\x00\x12\x12\n\x0eLINE_REQUESTED\x10\x01\x12\x11\n\rLINE_ROUNDING\x10\x02\x12\x16\n\x12LINE_AWAITING_FREE\x10\x03\x12\x11\n\rLINE_STRANDED\x10\x04\x12\x13\n\x0fLINE_RELEASABLE\x10\x05\x12\x10\n\x0cLINE_PRIVATE\x10\x06\x12\x10\n\x0cLINE_OUTSIDE\x10\x07\x12\x18\n\x14LINE_OTHER_PROCESSES\x10\x08\x12\x0f\n\x0bLINE_DRIVER\x10\t\x12\r\n\tLINE_FREE\x10\nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'allocscope.proto.v1.device_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LINE']._serialized_start=686
-  _globals['_LINE']._serialized_end=911
-  _globals['_DEVICEPROCESS']._serialized_start=94
-  _globals['_DEVICEPROCESS']._serialized_end=243
-  _globals['_BILLLINE']._serialized_start=245
-  _globals['_BILLLINE']._serialized_end=366
-  _globals['_DEVICEREADING']._serialized_start=369
-  _globals['_DEVICEREADING']._serialized_end=683
+  _globals['_LINE']._serialized_start=1069
+  _globals['_LINE']._serialized_end=1294
+  _globals['_OWNER']._serialized_start=94
+  _globals['_OWNER']._serialized_end=387
+  _globals['_DEVICEPROCESS']._serialized_start=390
+  _globals['_DEVICEPROCESS']._serialized_end=582
+  _globals['_BILLLINE']._serialized_start=584
+  _globals['_BILLLINE']._serialized_end=705
+  _globals['_DEVICEREADING']._serialized_start=708
+  _globals['_DEVICEREADING']._serialized_end=1066
 # @@protoc_insertion_point(module_scope)

@@ -77,6 +77,69 @@ LINE_FREE: Line.ValueType  # 10
 global___Line = Line
 
 @typing.final
+class Owner(google.protobuf.message.Message):
+    """Whose a process is, as far as its node can tell. Each is absent where it is not known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    USER_FIELD_NUMBER: builtins.int
+    CONTAINER_ID_FIELD_NUMBER: builtins.int
+    CONTAINER_FIELD_NUMBER: builtins.int
+    POD_FIELD_NUMBER: builtins.int
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    POD_UID_FIELD_NUMBER: builtins.int
+    SLURM_JOB_FIELD_NUMBER: builtins.int
+    SLURM_STEP_FIELD_NUMBER: builtins.int
+    user: builtins.str
+    """The name of the user that it runs as on the node; a number where it has no name there."""
+    container_id: builtins.str
+    """The container's id, 64 hex digits with most runtimes."""
+    container: builtins.str
+    """The container's name within its pod."""
+    pod: builtins.str
+    """The Kubernetes pod."""
+    namespace: builtins.str
+    """The pod's namespace."""
+    pod_uid: builtins.str
+    """The pod's UID."""
+    slurm_job: builtins.str
+    """The Slurm job's id."""
+    slurm_step: builtins.str
+    """The step within the Slurm job: a number, "batch", "extern" or "interactive"."""
+    def __init__(
+        self,
+        *,
+        user: builtins.str | None = ...,
+        container_id: builtins.str | None = ...,
+        container: builtins.str | None = ...,
+        pod: builtins.str | None = ...,
+        namespace: builtins.str | None = ...,
+        pod_uid: builtins.str | None = ...,
+        slurm_job: builtins.str | None = ...,
+        slurm_step: builtins.str | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_container", b"_container", "_container_id", b"_container_id", "_namespace", b"_namespace", "_pod", b"_pod", "_pod_uid", b"_pod_uid", "_slurm_job", b"_slurm_job", "_slurm_step", b"_slurm_step", "_user", b"_user", "container", b"container", "container_id", b"container_id", "namespace", b"namespace", "pod", b"pod", "pod_uid", b"pod_uid", "slurm_job", b"slurm_job", "slurm_step", b"slurm_step", "user", b"user"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_container", b"_container", "_container_id", b"_container_id", "_namespace", b"_namespace", "_pod", b"_pod", "_pod_uid", b"_pod_uid", "_slurm_job", b"_slurm_job", "_slurm_step", b"_slurm_step", "_user", b"_user", "container", b"container", "container_id", b"container_id", "namespace", b"namespace", "pod", b"pod", "pod_uid", b"pod_uid", "slurm_job", b"slurm_job", "slurm_step", b"slurm_step", "user", b"user"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_container", b"_container"]) -> typing.Literal["container"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_container_id", b"_container_id"]) -> typing.Literal["container_id"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_namespace", b"_namespace"]) -> typing.Literal["namespace"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pod", b"_pod"]) -> typing.Literal["pod"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pod_uid", b"_pod_uid"]) -> typing.Literal["pod_uid"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slurm_job", b"_slurm_job"]) -> typing.Literal["slurm_job"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_slurm_step", b"_slurm_step"]) -> typing.Literal["slurm_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_user", b"_user"]) -> typing.Literal["user"] | None: ...
+
+global___Owner = Owner
+
+@typing.final
 class DeviceProcess(google.protobuf.message.Message):
     """A process that uses a device."""
 
@@ -86,6 +149,7 @@ class DeviceProcess(google.protobuf.message.Message):
     PROCESS_ID_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     USED_BYTES_FIELD_NUMBER: builtins.int
+    OWNER_FIELD_NUMBER: builtins.int
     pid: builtins.int
     """The process id in the daemon's pid namespace; absent where the process is only known from its probe."""
     process_id: builtins.str
@@ -94,6 +158,10 @@ class DeviceProcess(google.protobuf.message.Message):
     """The process's name, for people."""
     used_bytes: builtins.int
     """What it uses of the device, bytes; absent where the driver does not tell."""
+    @property
+    def owner(self) -> global___Owner:
+        """Whose it is; absent: nothing of that is known."""
+
     def __init__(
         self,
         *,
@@ -101,9 +169,10 @@ class DeviceProcess(google.protobuf.message.Message):
         process_id: builtins.str | None = ...,
         name: builtins.str | None = ...,
         used_bytes: builtins.int | None = ...,
+        owner: global___Owner | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_name", b"_name", "_pid", b"_pid", "_process_id", b"_process_id", "_used_bytes", b"_used_bytes", "name", b"name", "pid", b"pid", "process_id", b"process_id", "used_bytes", b"used_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_pid", b"_pid", "_process_id", b"_process_id", "_used_bytes", b"_used_bytes", "name", b"name", "pid", b"pid", "process_id", b"process_id", "used_bytes", b"used_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_name", b"_name", "_pid", b"_pid", "_process_id", b"_process_id", "_used_bytes", b"_used_bytes", "name", b"name", "owner", b"owner", "pid", b"pid", "process_id", b"process_id", "used_bytes", b"used_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_name", b"_name", "_pid", b"_pid", "_process_id", b"_process_id", "_used_bytes", b"_used_bytes", "name", b"name", "owner", b"owner", "pid", b"pid", "process_id", b"process_id", "used_bytes", b"used_bytes"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_name", b"_name"]) -> typing.Literal["name"] | None: ...
     @typing.overload
@@ -161,6 +230,7 @@ class DeviceReading(google.protobuf.message.Message):
     PROCESSES_FIELD_NUMBER: builtins.int
     BILL_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    PROBLEM_KIND_FIELD_NUMBER: builtins.int
     time_us: builtins.int
     """When, unix microseconds by the daemon's clock."""
     from_nvml: builtins.bool
@@ -171,6 +241,8 @@ class DeviceReading(google.protobuf.message.Message):
     """Kept by the driver, bytes."""
     problem: builtins.str
     """Why NVML could not be read, for people; absent: it could."""
+    problem_kind: builtins.str
+    """The kind of problem, a fixed word for counters and alerts: "lost", "hangs", "no_permission", "not_supported", "driver_mismatch", "no_library", …; absent where problem is."""
     @property
     def device(self) -> allocscope.proto.v1.identity_pb2.Device:
         """The device."""
@@ -194,14 +266,17 @@ class DeviceReading(google.protobuf.message.Message):
         processes: collections.abc.Iterable[global___DeviceProcess] | None = ...,
         bill: collections.abc.Iterable[global___BillLine] | None = ...,
         problem: builtins.str | None = ...,
+        problem_kind: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_driver_bytes", b"_driver_bytes", "_free_bytes", b"_free_bytes", "_problem", b"_problem", "device", b"device", "driver_bytes", b"driver_bytes", "free_bytes", b"free_bytes", "problem", b"problem"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_driver_bytes", b"_driver_bytes", "_free_bytes", b"_free_bytes", "_problem", b"_problem", "bill", b"bill", "device", b"device", "driver_bytes", b"driver_bytes", "free_bytes", b"free_bytes", "from_nvml", b"from_nvml", "problem", b"problem", "processes", b"processes", "time_us", b"time_us"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_driver_bytes", b"_driver_bytes", "_free_bytes", b"_free_bytes", "_problem", b"_problem", "_problem_kind", b"_problem_kind", "device", b"device", "driver_bytes", b"driver_bytes", "free_bytes", b"free_bytes", "problem", b"problem", "problem_kind", b"problem_kind"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_driver_bytes", b"_driver_bytes", "_free_bytes", b"_free_bytes", "_problem", b"_problem", "_problem_kind", b"_problem_kind", "bill", b"bill", "device", b"device", "driver_bytes", b"driver_bytes", "free_bytes", b"free_bytes", "from_nvml", b"from_nvml", "problem", b"problem", "problem_kind", b"problem_kind", "processes", b"processes", "time_us", b"time_us"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_driver_bytes", b"_driver_bytes"]) -> typing.Literal["driver_bytes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_free_bytes", b"_free_bytes"]) -> typing.Literal["free_bytes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_problem", b"_problem"]) -> typing.Literal["problem"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_problem_kind", b"_problem_kind"]) -> typing.Literal["problem_kind"] | None: ...
 
 global___DeviceReading = DeviceReading

@@ -23,6 +23,7 @@ class Device(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     TOTAL_BYTES_FIELD_NUMBER: builtins.int
     ALLOWED_BYTES_FIELD_NUMBER: builtins.int
+    PARENT_UUID_FIELD_NUMBER: builtins.int
     uuid: builtins.str
     """NVML's UUID ("GPU-…", "MIG-…"); for a device that has none, "cpu-less:<node>:<index>" is never made up: the field is then empty and the device is refused."""
     index: builtins.int
@@ -33,6 +34,8 @@ class Device(google.protobuf.message.Message):
     """The device's memory, bytes."""
     allowed_bytes: builtins.int
     """What set_per_process_memory_fraction allows this process's allocator to reserve, bytes; absent: no such limit."""
+    parent_uuid: builtins.str
+    """Of a MIG instance: the UUID of the device that it is a part of."""
     def __init__(
         self,
         *,
@@ -41,13 +44,16 @@ class Device(google.protobuf.message.Message):
         model: builtins.str | None = ...,
         total_bytes: builtins.int | None = ...,
         allowed_bytes: builtins.int | None = ...,
+        parent_uuid: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_allowed_bytes", b"_allowed_bytes", "_model", b"_model", "_total_bytes", b"_total_bytes", "allowed_bytes", b"allowed_bytes", "model", b"model", "total_bytes", b"total_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_allowed_bytes", b"_allowed_bytes", "_model", b"_model", "_total_bytes", b"_total_bytes", "allowed_bytes", b"allowed_bytes", "index", b"index", "model", b"model", "total_bytes", b"total_bytes", "uuid", b"uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_allowed_bytes", b"_allowed_bytes", "_model", b"_model", "_parent_uuid", b"_parent_uuid", "_total_bytes", b"_total_bytes", "allowed_bytes", b"allowed_bytes", "model", b"model", "parent_uuid", b"parent_uuid", "total_bytes", b"total_bytes"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_allowed_bytes", b"_allowed_bytes", "_model", b"_model", "_parent_uuid", b"_parent_uuid", "_total_bytes", b"_total_bytes", "allowed_bytes", b"allowed_bytes", "index", b"index", "model", b"model", "parent_uuid", b"parent_uuid", "total_bytes", b"total_bytes", "uuid", b"uuid"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_allowed_bytes", b"_allowed_bytes"]) -> typing.Literal["allowed_bytes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_model", b"_model"]) -> typing.Literal["model"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parent_uuid", b"_parent_uuid"]) -> typing.Literal["parent_uuid"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_total_bytes", b"_total_bytes"]) -> typing.Literal["total_bytes"] | None: ...
 

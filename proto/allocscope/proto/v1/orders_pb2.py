@@ -22,21 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from allocscope.proto.v1 import capture_pb2 as allocscope_dot_proto_dot_v1_dot_capture__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n allocscope/proto/v1/orders.proto\x12\x13\x61llocscope.proto.v1\"]\n\tIntervals\x12\x16\n\tsample_us\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x62lock_map_us\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_sample_usB\x0f\n\r_block_map_us\"L\n\x0c\x43\x61ptureOrder\x12\x12\n\ncapture_id\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65vice_uuid\x18\x02 \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_device_uuid\"I\n\x0cHistoryOrder\x12\x0f\n\x07\x65nabled\x18\x01 \x01(\x08\x12\x18\n\x0bmax_entries\x18\x02 \x01(\x04H\x00\x88\x01\x01\x42\x0e\n\x0c_max_entries\"\xb1\x01\n\x05Order\x12\x33\n\tintervals\x18\x01 \x01(\x0b\x32\x1e.allocscope.proto.v1.IntervalsH\x00\x12\x34\n\x07\x63\x61pture\x18\x02 \x01(\x0b\x32!.allocscope.proto.v1.CaptureOrderH\x00\x12\x34\n\x07history\x18\x03 \x01(\x0b\x32!.allocscope.proto.v1.HistoryOrderH\x00\x42\x07\n\x05orderb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n allocscope/proto/v1/orders.proto\x12\x13\x61llocscope.proto.v1\x1a!allocscope/proto/v1/capture.proto\"]\n\tIntervals\x12\x16\n\tsample_us\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12\x19\n\x0c\x62lock_map_us\x18\x02 \x01(\x04H\x01\x88\x01\x01\x42\x0c\n\n_sample_usB\x0f\n\r_block_map_us\"\xeb\x01\n\x0c\x43\x61ptureOrder\x12\x12\n\ncapture_id\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65vice_uuid\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\nhistory_us\x18\x03 \x01(\x04H\x01\x88\x01\x01\x12\x1c\n\x0fhistory_entries\x18\x04 \x01(\x04H\x02\x88\x01\x01\x12\x0f\n\x07tensors\x18\x05 \x01(\x08\x12\x32\n\x06reason\x18\x06 \x01(\x0e\x32\".allocscope.proto.v1.CaptureReasonB\x0e\n\x0c_device_uuidB\r\n\x0b_history_usB\x12\n\x10_history_entries\"\x81\x01\n\x05Order\x12\x33\n\tintervals\x18\x01 \x01(\x0b\x32\x1e.allocscope.proto.v1.IntervalsH\x00\x12\x34\n\x07\x63\x61pture\x18\x02 \x01(\x0b\x32!.allocscope.proto.v1.CaptureOrderH\x00\x42\x07\n\x05orderJ\x04\x08\x03\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'allocscope.proto.v1.orders_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INTERVALS']._serialized_start=57
-  _globals['_INTERVALS']._serialized_end=150
-  _globals['_CAPTUREORDER']._serialized_start=152
-  _globals['_CAPTUREORDER']._serialized_end=228
-  _globals['_HISTORYORDER']._serialized_start=230
-  _globals['_HISTORYORDER']._serialized_end=303
-  _globals['_ORDER']._serialized_start=306
-  _globals['_ORDER']._serialized_end=483
+  _globals['_INTERVALS']._serialized_start=92
+  _globals['_INTERVALS']._serialized_end=185
+  _globals['_CAPTUREORDER']._serialized_start=188
+  _globals['_CAPTUREORDER']._serialized_end=423
+  _globals['_ORDER']._serialized_start=426
+  _globals['_ORDER']._serialized_end=555
 # @@protoc_insertion_point(module_scope)

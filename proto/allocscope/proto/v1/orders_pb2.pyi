@@ -3,6 +3,7 @@
 isort:skip_file
 What a daemon, or a collector through it, tells a probe to do."""
 
+import allocscope.proto.v1.capture_pb2
 import builtins
 import google.protobuf.descriptor
 import google.protobuf.message
@@ -45,45 +46,44 @@ class CaptureOrder(google.protobuf.message.Message):
 
     CAPTURE_ID_FIELD_NUMBER: builtins.int
     DEVICE_UUID_FIELD_NUMBER: builtins.int
+    HISTORY_US_FIELD_NUMBER: builtins.int
+    HISTORY_ENTRIES_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     capture_id: builtins.str
-    """Names the capture, unique."""
+    """Names the capture, 32 hex digits, unique."""
     device_uuid: builtins.str
     """The device's UUID; absent: all devices of the process."""
+    history_us: builtins.int
+    """Record the history for so long first, without stacks, microseconds; absent: none is recorded for it.
+    A history that the user records is left as it is, and is what the capture then holds.
+    """
+    history_entries: builtins.int
+    """At most so many entries of it, count; absent: as many as the probe finds right."""
+    tensors: builtins.bool
+    """Whether to tell who holds the live tensors."""
+    reason: allocscope.proto.v1.capture_pb2.CaptureReason.ValueType
+    """Who wants it."""
     def __init__(
         self,
         *,
         capture_id: builtins.str = ...,
         device_uuid: builtins.str | None = ...,
+        history_us: builtins.int | None = ...,
+        history_entries: builtins.int | None = ...,
+        tensors: builtins.bool = ...,
+        reason: allocscope.proto.v1.capture_pb2.CaptureReason.ValueType = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_device_uuid", b"_device_uuid", "device_uuid", b"device_uuid"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_device_uuid", b"_device_uuid", "capture_id", b"capture_id", "device_uuid", b"device_uuid"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_device_uuid", b"_device_uuid", "_history_entries", b"_history_entries", "_history_us", b"_history_us", "device_uuid", b"device_uuid", "history_entries", b"history_entries", "history_us", b"history_us"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_device_uuid", b"_device_uuid", "_history_entries", b"_history_entries", "_history_us", b"_history_us", "capture_id", b"capture_id", "device_uuid", b"device_uuid", "history_entries", b"history_entries", "history_us", b"history_us", "reason", b"reason", "tensors", b"tensors"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_device_uuid", b"_device_uuid"]) -> typing.Literal["device_uuid"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_history_entries", b"_history_entries"]) -> typing.Literal["history_entries"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_history_us", b"_history_us"]) -> typing.Literal["history_us"] | None: ...
 
 global___CaptureOrder = CaptureOrder
-
-@typing.final
-class HistoryOrder(google.protobuf.message.Message):
-    """Record the allocator's history, without stacks, or stop doing so."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ENABLED_FIELD_NUMBER: builtins.int
-    MAX_ENTRIES_FIELD_NUMBER: builtins.int
-    enabled: builtins.bool
-    """True: record."""
-    max_entries: builtins.int
-    """At most so many entries."""
-    def __init__(
-        self,
-        *,
-        enabled: builtins.bool = ...,
-        max_entries: builtins.int | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_max_entries", b"_max_entries", "max_entries", b"max_entries"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_entries", b"_max_entries", "enabled", b"enabled", "max_entries", b"max_entries"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["_max_entries", b"_max_entries"]) -> typing.Literal["max_entries"] | None: ...
-
-global___HistoryOrder = HistoryOrder
 
 @typing.final
 class Order(google.protobuf.message.Message):
@@ -93,7 +93,6 @@ class Order(google.protobuf.message.Message):
 
     INTERVALS_FIELD_NUMBER: builtins.int
     CAPTURE_FIELD_NUMBER: builtins.int
-    HISTORY_FIELD_NUMBER: builtins.int
     @property
     def intervals(self) -> global___Intervals:
         """Look more or less often."""
@@ -102,19 +101,14 @@ class Order(google.protobuf.message.Message):
     def capture(self) -> global___CaptureOrder:
         """Keep a snapshot."""
 
-    @property
-    def history(self) -> global___HistoryOrder:
-        """Record, or stop."""
-
     def __init__(
         self,
         *,
         intervals: global___Intervals | None = ...,
         capture: global___CaptureOrder | None = ...,
-        history: global___HistoryOrder | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["capture", b"capture", "history", b"history", "intervals", b"intervals", "order", b"order"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["capture", b"capture", "history", b"history", "intervals", b"intervals", "order", b"order"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["order", b"order"]) -> typing.Literal["intervals", "capture", "history"] | None: ...
+    def HasField(self, field_name: typing.Literal["capture", b"capture", "intervals", b"intervals", "order", b"order"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["capture", b"capture", "intervals", b"intervals", "order", b"order"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["order", b"order"]) -> typing.Literal["intervals", "capture"] | None: ...
 
 global___Order = Order

@@ -41,10 +41,6 @@ def device_count():
     return len(_C.ALLOCATED)
 
 
-def is_current_stream_capturing():
-    return False
-
-
 def mem_get_info(device):
     return 79 << 30, 80 << 30
 

@@ -1,0 +1,1 @@
+"""What is asked of a node's kubelet; only the daemon does."""
