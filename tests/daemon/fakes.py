@@ -29,6 +29,11 @@ from allocscope.proto.v1.collector_service_pb2_grpc import (
 from allocscope.proto.v1.probe_service_pb2 import AttachRequest, AttachResponse
 from allocscope.proto.v1.probe_service_pb2_grpc import ProbeServiceStub
 
+LIMITED = """
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 WAIT_S = 20
 GIB = 1 << 30
 
@@ -231,7 +236,10 @@ class DaemonProcess:
     """`allocscope daemon` as a process of its own, in a folder of its own."""
 
     def __init__(self, folder: Path, collector: str = "127.0.0.1:1", **settings: object) -> None:
+        """With `settings` it is told; `most_descriptors` is the system's limit."""
         self.folder = folder
+        most_descriptors = settings.pop("most_descriptors", None)
+        limited = () if most_descriptors is None else ("-c", LIMITED.format(most_descriptors))
         given = {
             "node": "node-1",
             "socket": folder / "daemon.sock",
@@ -247,7 +255,10 @@ class DaemonProcess:
         flags = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", str(value))]
         environ = {name: value for name, value in os.environ.items() if not name.startswith("ALLOCSCOPE_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "allocscope.cli", "daemon", *flags], stderr=subprocess.PIPE, text=True, env=environ
+            [sys.executable, *limited, "-m", "allocscope.cli", "daemon", *flags],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ,
         )
         self.pid = self.process.pid
         self.log: list[dict[str, Any]] = []

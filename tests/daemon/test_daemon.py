@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import signal
 import socket
 import subprocess
 import sys
 import uuid
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -18,6 +21,7 @@ from allocscope.model.wire import order_to_wire, process_to_wire
 from allocscope.proto.v1.collector_service_pb2 import IngestResponse, ProcessOrder, Rejection
 from tests.daemon.fakes import GIB, WAIT_S, DaemonProcess, FakeCollector, FakeProbe, process, sample
 from tests.daemon.stranger import Stranger
+from tests.e2e.processes import until
 from tests.needs import promtool
 
 
@@ -423,6 +427,70 @@ def raw_attach(daemon: DaemonProcess, message: bytes) -> grpc.StatusCode | None:
         except grpc.RpcError as error:
             return error.code()
     return None
+
+
+# what becomes of its socket and its descriptors
+
+
+def test_jobs_find_the_daemon_again_after_somebody_took_its_socket_away(tmp_path, collector):
+    with DaemonProcess(tmp_path, collector.address, socket=tmp_path / "run" / "daemon.sock") as daemon:
+        early = FakeProbe(daemon.socket, process())
+        early.samples(sample(1))
+        early.wait_acknowledged(1)
+        shutil.rmtree(tmp_path / "run")
+        daemon.wait_log("somebody took the jobs' socket away; it is made anew")
+        late = FakeProbe(daemon.socket, process("b"))
+        late.samples(sample(1))
+        late.wait_acknowledged(1)
+        early.samples(sample(2))
+        early.wait_acknowledged(2)
+        early.end()
+        late.end()
+        assert daemon.stop() == 0
+        assert not daemon.socket.exists()
+
+
+def test_where_descriptors_are_few_jobs_are_turned_away_and_the_daemon_lives_on(tmp_path, collector):
+    with DaemonProcess(tmp_path, collector.address, most_descriptors=96) as daemon:
+        told = daemon.wait_log("few descriptors, so few jobs are let in: raise the hard limit (ulimit -Hn)")
+        assert (told["limit"], told["connections"]) == (96, 16)
+        with ExitStack() as jobs:
+            all_at_once = [jobs.enter_context(connected(daemon)) for _ in range(40)]
+            assert sum(map(is_let_in, all_at_once)) == 16
+            assert "allocscope_processes 0.0" in daemon.scrape()
+        until(lambda: is_let_in_now(daemon), "there is room again")
+
+
+def connected(daemon: DaemonProcess) -> socket.socket:
+    job = socket.socket(socket.AF_UNIX)
+    job.connect(os.fspath(daemon.socket))  # without a time limit it waits for room (unix(7), EAGAIN)
+    job.settimeout(WAIT_S)
+    return job
+
+
+def is_let_in(job: socket.socket) -> bool:
+    """Whoever is gets HTTP/2's first words, whoever is not is hung up on."""
+    try:
+        return bool(job.recv(1))
+    except ConnectionResetError:
+        return False
+
+
+def is_let_in_now(daemon: DaemonProcess) -> bool:
+    with connected(daemon) as job:
+        return is_let_in(job)
+
+
+# how it ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_it_ends_in_order_by_each_signal_that_asks_for_it(tmp_path, number):
+    with DaemonProcess(tmp_path, drain_s=0.1) as daemon:
+        daemon.process.send_signal(number)
+        assert daemon.wait() == 0
+        assert daemon.wait_log("stopped")["level"] == "info"
+        assert not daemon.socket.exists()
 
 
 # what it shows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from allocscope.daemon import listen as module
 from allocscope.daemon.errors import GroupError, SocketError
-from allocscope.daemon.listen import Listener, listen
+from allocscope.daemon.listen import JobsSocket, Listener, listen
 
 
 @pytest.fixture
@@ -107,12 +108,54 @@ def test_another_daemons_socket_is_left_alone_also_where_it_is_too_busy_to_answe
         for each in waiting:
             each.setblocking(False)
             each.connect_ex(os.fspath(folder / "s"))
-        with pytest.raises(SocketError):
+        with pytest.raises(SocketError, match="another daemon listens there, and takes no connection: is it stopped"):
             listen(folder / "s")
     finally:
         for each in waiting:
             each.close()
     assert (folder / "s").is_socket()
+
+
+async def test_a_socket_that_was_taken_away_is_made_anew_with_its_folder_and_rights(folder, listening):
+    served = []
+
+    async def serve(listener: socket.socket) -> None:
+        served.append(listener)
+
+    jobs = JobsSocket(folder / "run" / "s", serve, mode=0o666)
+    await jobs.open()
+    await jobs.look_after(1)
+    assert len(served) == 1, "while it is there nothing is done"
+    shutil.rmtree(folder / "run")
+    await jobs.look_after(2)
+    assert (folder / "run" / "s").stat().st_mode & 0o777 == 0o666
+    with socket.socket(socket.AF_UNIX) as job:
+        job.connect(os.fspath(folder / "run" / "s"))
+        served[1].accept()[0].close()
+    jobs.unlink()
+    assert not (folder / "run" / "s").exists()
+    for each in served:
+        each.close()
+
+
+async def test_where_it_cannot_be_made_anew_it_is_tried_again_after_a_while(folder, listening):
+    served = []
+
+    async def serve(listener: socket.socket) -> None:
+        served.append(listener)
+
+    jobs = JobsSocket(folder / "s", serve)
+    await jobs.open()
+    (folder / "s").unlink()
+    listening.append(listen(folder / "s"))  # another daemon's by now
+    await jobs.look_after(1)
+    listening[0].unlink()
+    await jobs.look_after(10.9)
+    assert not (folder / "s").exists()
+    await jobs.look_after(11)
+    assert (folder / "s").is_socket()
+    for each in served:
+        each.close()
 
 
 def test_a_group_that_is_not_ours_to_give_leaves_no_socket_behind(folder, monkeypatch):

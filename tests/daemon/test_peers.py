@@ -49,6 +49,16 @@ def open_folder() -> Iterator[Path]:
 # what the kernel tells
 
 
+def test_a_process_that_cannot_be_read_for_a_moment_is_not_gone(tmp_path):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "stat").write_text(f"{os.getpid()} (daemon) S 1")
+    (tmp_path / "4711").mkdir()  # as while no descriptor is left: it is there, and cannot be opened
+    told = Peers(Procfs(tmp_path))
+    assert told.is_alive(KNOWN) is None
+    (tmp_path / "4711").rmdir()
+    assert told.is_alive(KNOWN) is False
+
+
 def test_who_connected_is_known_by_process_user_and_group():
     here, there = socket.socketpair(socket.AF_UNIX)
     with here, there:

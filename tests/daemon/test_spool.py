@@ -176,6 +176,16 @@ def test_after_several_damages_what_is_between_is_kept_in_order_and_can_be_added
         assert [sequence for sequence, _ in held(spool)] == [7, 8, 9]
 
 
+def test_bytes_before_a_segments_first_batch_cost_nothing(tmp_path):
+    with spool_in(tmp_path) as spool:
+        spool.write(batches(b"a", b"b"))
+    (path,) = tmp_path.glob("*.spool")
+    path.write_bytes(b"nobody's" + path.read_bytes())
+    for _ in range(2):
+        with spool_in(tmp_path) as spool:
+            assert (held(spool), spool.lost, spool.next_sequence) == ([(1, b"a"), (2, b"b")], [], 3)
+
+
 def test_a_start_that_is_broken_off_amid_mending_loses_and_doubles_nothing(tmp_path):
     with spool_in(tmp_path) as spool:
         spool.write(batches(b"first", b"second", b"third"))
@@ -248,12 +258,23 @@ def test_a_full_spool_passes_over_a_file_that_somebody_took_away(tmp_path):
         assert spool.lost == [Loss("spool_full", 3, Counts(), 10_000)]
 
 
-def test_a_file_of_somebody_elses_is_left_alone(tmp_path):
-    (tmp_path / "notes.spool").write_text("mine")
+@pytest.mark.parametrize(
+    "name", ["notes.spool", "5.spool", "\N{ARABIC-INDIC DIGIT FIVE}" * 20 + ".spool", "9" * 20 + ".spool"]
+)
+def test_a_file_of_somebody_elses_is_left_alone_and_costs_no_number(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    for contents in ([b"a"], [b"a", b"b"]):
+        with spool_in(tmp_path) as spool:
+            spool.write(batches(contents[-1], first=len(contents)))
+            assert held(spool) == list(enumerate(contents, 1))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_folder_by_the_name_of_a_segment_is_left_alone(tmp_path):
+    (tmp_path / "00000000000000000007.spool").mkdir(parents=True)
     with spool_in(tmp_path) as spool:
         spool.write(batches(b"a"))
         assert held(spool) == [(1, b"a")]
-    assert (tmp_path / "notes.spool").read_text() == "mine"
 
 
 def test_a_full_spool_drops_its_oldest_and_says_how_much(tmp_path):
@@ -335,7 +356,12 @@ def test_a_full_disk_keeps_no_daemon_from_starting_that_was_killed_there(tmp_pat
         '{"daemon_id": "d", "next_batch": -7, "acknowledged": -9}',
         '{"daemon_id": "d", "next_batch": 7, "acknowledged": 9}',
         '{"daemon_id": "d", "next_batch": 9223372036854775808, "acknowledged": 9}',
+        '{"daemon_id": "d", "next_batch": Infinity, "acknowledged": 9}',
+        '{"daemon_id": "d", "next_batch": 7, "acknowledged": 6, "late": [[1e400, 2]]}',
+        '{"daemon_id": null, "next_batch": 7, "acknowledged": 6}',
+        "[" * 100_000,
     ],
+    ids=lambda state: state[:60],
 )
 def test_a_damaged_state_file_is_a_clear_error(tmp_path, state):
     (tmp_path / "state.json").write_text(state)

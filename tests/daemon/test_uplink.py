@@ -86,6 +86,7 @@ def collector():
 def impatient(monkeypatch):
     monkeypatch.setattr("allocscope.daemon.uplink.FIRST_BACKOFF_S", 0.001)
     monkeypatch.setattr("allocscope.daemon.uplink.LONGEST_BACKOFF_S", 0.001)
+    monkeypatch.setattr("allocscope.daemon.uplink.REFUSED_BACKOFF_S", 0.001)
     monkeypatch.setattr("allocscope.daemon.backfill.START_WITHIN_S", 0)
     monkeypatch.setattr("allocscope.daemon.backfill.BACKOFF_S", 0.001)
 
@@ -161,6 +162,19 @@ async def test_a_few_that_wait_come_in_order(sender, collector):
         await asyncio.wait_for(uplink.drain(60), WAIT_S)
     assert [batch.sequence for batch in collector.batches] == list(range(1, 61))
     assert collector.late == []
+
+
+@pytest.mark.parametrize("through", [2**62 + 1, 2**64 - 1])
+async def test_who_acknowledges_what_no_daemon_can_have_sent_is_not_believed(sender, collector, through):
+    collector.acknowledges, collector.stored = False, through
+    await sender.close_batches(10, 10)
+    uplink = sender.uplink(collector)
+    async with running(uplink):
+        await asyncio.to_thread(collector.wait_for, lambda c: len(c.hellos) >= 2)
+        assert (sender.spool.batches, sender.spool.next_sequence) == (2, 3)
+        collector.stored, collector.acknowledges = 0, True
+        await asyncio.wait_for(uplink.drain(2), WAIT_S)
+    assert [batch.sequence for batch in collector.batches] == [1, 2]
 
 
 async def test_an_older_collector_gets_all_in_order(sender, collector):

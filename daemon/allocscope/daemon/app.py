@@ -28,7 +28,7 @@ from allocscope.daemon.exposition import NodeCollector, NodeView
 from allocscope.daemon.intake import Intake
 from allocscope.daemon.jobs_server import JobsServer
 from allocscope.daemon.kubelet import Kubelet
-from allocscope.daemon.listen import listen
+from allocscope.daemon.listen import JobsSocket
 from allocscope.daemon.losses import Losses
 from allocscope.daemon.metrics_server import MetricsServer
 from allocscope.daemon.node import Node
@@ -99,6 +99,10 @@ class Daemon:
         self._service = ProbeService(
             self._node, self._intake, observed, self._captures.orders, self._devices.total_bytes
         )
+        self._server = JobsServer(self._service, self._peers.of)
+        self._jobs_socket = JobsSocket(
+            self._socket, self._server.start, group=settings.socket_group, mode=int(settings.socket_mode, 8)
+        )
         self._uplink = CollectorUplink(
             way,
             self._hello(),
@@ -116,14 +120,12 @@ class Daemon:
 
     async def run(self, stopping: asyncio.Event) -> None:
         """Until `stopping` is set."""
-        server = JobsServer(self._service, self._peers.of)
         try:
-            listener = listen(self._socket, group=self._settings.socket_group, mode=int(self._settings.socket_mode, 8))
+            await self._jobs_socket.open()
         except (SocketError, GroupError):
             await self._outbox.close()
             self._metrics.close()
             raise
-        await server.start(listener.socket)
         self._metrics.start()
         if self._watch:
             self._watch.start()
@@ -135,9 +137,9 @@ class Daemon:
             await self._go_round(stopping)
         finally:
             log.info("stopping")
-            listener.unlink()
+            self._jobs_socket.unlink()
             await self._captures.end()
-            stopped = asyncio.create_task(server.stop(SERVER_GRACE_S))
+            stopped = asyncio.create_task(self._server.stop(SERVER_GRACE_S))
             await self._round()
             await stopped
             await self._round()  # what came in the grace
@@ -160,6 +162,7 @@ class Daemon:
             hasten = asyncio.create_task(self._hasten.wait())
             await asyncio.wait([stop, hasten], timeout=self._settings.interval_s, return_when=asyncio.FIRST_COMPLETED)
             hasten.cancel()
+            await self._jobs_socket.look_after(time.monotonic())
             is_hastened = self._hasten.is_set()
             self._hasten.clear()
             await self._round(is_hastened=is_hastened)
@@ -247,10 +250,11 @@ class Daemon:
 
 
 async def serve(settings: DaemonSettings) -> None:
-    """A daemon until SIGTERM or SIGINT; DaemonError: it cannot start."""
+    """A daemon until SIGTERM, SIGINT, or SIGHUP where that is not ignored (nohup); DaemonError: it cannot start."""
     stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:
+            asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     await Daemon(settings).run(stopping)
 
 

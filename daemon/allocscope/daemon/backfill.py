@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import structlog
 
-from allocscope.daemon.lane import Lane, converse, count_rejections
+from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections
 from allocscope.daemon.losses import Losses
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.open_batch import merged
@@ -123,6 +123,8 @@ class Backfill:
                 if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                     await self._lane.was_not_taken()
                 why = f"{error.code().name}: {error.details()}"
+            except AnswerError as error:
+                why = str(error)
             except Exception as error:  # whatever it is, it is tried again
                 log.exception("the stream of late batches failed")
                 why = repr(error)

@@ -28,7 +28,9 @@ TIME_RATIO_OF_USER, MOST_TIME_OF_USER_S = 0.5, 5.0
 class Door:
     """Counts who is inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_connections: int = MOST_CONNECTIONS) -> None:
+        """`most_connections`, and calls, of all users."""
+        self._most_connections = most_connections
         self.connections: set[Connection] = set()
         self._connections: Counter[int] = Counter()
         self._calls: Counter[int] = Counter()
@@ -82,7 +84,7 @@ class Door:
         return self._time[peer.uid].spend(seconds)
 
     def _has_room(self, counted: Counter[int], peer: Peer) -> bool:
-        if counted[peer.uid] < MOST_OF_USER and counted.total() < MOST_CONNECTIONS:
+        if counted[peer.uid] < MOST_OF_USER and counted.total() < self._most_connections:
             return True
         if peer.uid not in self._told and len(self._told) < MOST_CONNECTIONS:
             self._told.add(peer.uid)

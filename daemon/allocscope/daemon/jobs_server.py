@@ -13,7 +13,7 @@ import structlog
 
 from allocscope.daemon.call import Call, CallRefused
 from allocscope.daemon.connection import Connection
-from allocscope.daemon.door import Door
+from allocscope.daemon.door import MOST_CONNECTIONS, Door
 from allocscope.daemon.listen import BACKLOG
 from allocscope.daemon.peers import Connected, Peer
 from allocscope.daemon.service import ProbeService
@@ -23,6 +23,9 @@ log = structlog.get_logger()
 
 DESCRIPTORS = 4096
 """Four times as many as there may be connections."""
+OWN_DESCRIPTORS = 64
+"""Of them are left for the daemon's own files and sockets."""
+LEAST_CONNECTIONS = 8
 ATTACH = "/allocscope.proto.v1.ProbeService/Attach"
 
 
@@ -31,16 +34,19 @@ class JobsServer:
 
     def __init__(self, service: ProbeService, peer_of: Callable[[Connected], Peer]) -> None:
         self._service, self._peer_of = service, peer_of
-        self._door = Door()
+        self._most_connections = _make_room()
+        self._door = Door(self._most_connections)
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._is_stopping = False
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve who connects to a socket that listens."""
-        _make_room()
+        """Serve who connects to a socket that listens, and no more the one before; who came by that stays."""
+        if self._server:
+            self._server.close()
+        backlog = min(BACKLOG, self._most_connections)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._new_connection, sock=listener, backlog=BACKLOG)
+        self._server = await loop.create_unix_server(self._new_connection, sock=listener, backlog=backlog)
 
     async def stop(self, grace_s: float) -> None:
         """Let nobody else in, give those who are here that long, and hang up."""
@@ -80,9 +86,20 @@ class JobsServer:
             call.finish(grpc.StatusCode.INTERNAL, "this is a defect of the daemon's; its log says more")
 
 
-def _make_room() -> None:
-    """For a descriptor a connection; the soft limit is 1,024 on most systems, for the sake of programs that use select()."""
+def _make_room() -> int:
+    """For a descriptor a connection; for how many connections there is some.
+
+    The soft limit is 1,024 on most systems, for the sake of programs that use select(). Where the hard one is low, too, fewer are
+    let in: with no descriptor left gRPC ends the process (src/core/lib/iomgr, eventfd).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    # Those that wait are all taken at once, before any is turned away.
+    most = min(MOST_CONNECTIONS, max((wanted - OWN_DESCRIPTORS) // 2, LEAST_CONNECTIONS))
+    if most < MOST_CONNECTIONS:
+        log.warning(
+            "few descriptors, so few jobs are let in: raise the hard limit (ulimit -Hn)", limit=hard, connections=most
+        )
+    return most

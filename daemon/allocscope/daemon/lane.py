@@ -15,6 +15,7 @@ from allocscope.daemon.losses import Losses
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.spool_frames import Counts
 from allocscope.daemon.spool_segment import SpooledBatch
+from allocscope.daemon.spool_state import LARGEST_SEQUENCE
 from allocscope.proto.v1.collector_service_pb2 import IngestResponse
 
 log = structlog.get_logger()
@@ -98,7 +99,9 @@ class Lane:
         return taken
 
     async def receive(self, through: int) -> None:
-        """The collector has every batch up to this number."""
+        """The collector has every batch up to this number; AnswerError: no daemon has as many."""
+        if through > LARGEST_SEQUENCE:
+            raise AnswerError(f"it acknowledges batch {through}, and no daemon has as many: what answers there?")
         if through <= self.acknowledged:
             return
         now_s = time.monotonic()
@@ -154,6 +157,10 @@ async def converse(call: AsyncIterable[IngestResponse], receive: Callable[[Inges
             raise
     if task.cancelling():
         raise asyncio.CancelledError
+
+
+class AnswerError(Exception):
+    """No collector says that."""
 
 
 class BatchNotSent(Exception):  # noqa: N818 (gRPC has logged what is wrong)

@@ -6,9 +6,12 @@ import grp
 import os
 import socket
 import stat
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import structlog
 
 from allocscope.daemon.errors import GroupError, SocketError
 
@@ -16,6 +19,10 @@ LONGEST_SOCKET_PATH = 107
 """sockaddr_un.sun_path, its closing NUL left out."""
 BACKLOG = 1024
 """Connections that wait to be taken: those of a node's jobs may come at once, and a probe that finds no room tries again only later."""
+AGAIN_S = 10.0
+"""After an attempt to listen anew that failed."""
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +34,67 @@ class Listener:
     file: tuple[int, int]
     """Device and inode."""
 
+    @property
+    def is_there(self) -> bool:
+        """Whether the name is still this socket's."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.file
+
     def unlink(self) -> None:
         """Take the name away, unless it is another's by now."""
         with suppress(OSError):
-            found = self.path.lstat()
-            if (found.st_dev, found.st_ino) == self.file:
+            if self.is_there:
                 self.path.unlink()
+
+
+class JobsSocket:
+    """The socket for as long as the daemon runs. Whoever takes its name away (somebody who tidies up /run) takes it from jobs that
+    start later: it is made anew.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        serve: Callable[[socket.socket], Awaitable[None]],
+        *,
+        group: str | None = None,
+        mode: int = 0o660,
+    ) -> None:
+        """`serve` serves who connects to a socket, in place of the one before."""
+        self._path, self._serve, self._group, self._mode = path, serve, group, mode
+        self._listener: Listener | None = None
+        self._again_s = 0.0
+        self._problem = ""
+
+    async def open(self) -> None:
+        """Listen; SocketError, GroupError."""
+        self._listener = None
+        listener = listen(self._path, group=self._group, mode=self._mode)
+        await self._serve(listener.socket)
+        self._listener = listener
+
+    async def look_after(self, now_s: float) -> None:
+        """Listen anew where its name is gone, or is another's. Never raises; `now_s`: any clock that only goes forward."""
+        if (self._listener is not None and self._listener.is_there) or now_s < self._again_s:
+            return
+        try:
+            await self.open()
+        except (SocketError, GroupError) as error:
+            self._again_s = now_s + AGAIN_S
+            if str(error) != self._problem:
+                log.error("jobs that start now find no daemon", why=str(error))
+            self._problem = str(error)
+        else:
+            self._problem = ""
+            log.warning("somebody took the jobs' socket away; it is made anew", socket=os.fspath(self._path))
+
+    def unlink(self) -> None:
+        """Take its name away."""
+        if self._listener is not None:
+            self._listener.unlink()
 
 
 def listen(path: Path, *, group: str | None = None, mode: int = 0o660) -> Listener:
@@ -107,4 +169,6 @@ def _clear(path: Path) -> None:
         except (ConnectionRefusedError, FileNotFoundError):
             path.unlink(missing_ok=True)
             return
+        except (BlockingIOError, TimeoutError) as error:  # as many wait as may (unix(7), EAGAIN)
+            raise SocketError(path, "another daemon listens there, and takes no connection: is it stopped?") from error
     raise SocketError(path, "another daemon listens there")

@@ -90,7 +90,10 @@ class Peers:
         """Whether the process is still there; None: that cannot be told."""
         if peer.pid is None or peer.start_ticks is None:
             return None
-        return self._start_ticks(peer.pid) == peer.start_ticks
+        ticks = self._start_ticks(peer.pid)
+        if ticks is None and self._procfs.identity(peer.pid) is not None:  # as where no descriptor is left
+            return None
+        return ticks == peer.start_ticks
 
     def uids(self, peer: Peer) -> frozenset[int]:
         """Whose its files may be: those that it ran under when it connected, and runs under now."""

@@ -318,7 +318,7 @@ class Spool:
             return SpoolState.from_json(self._state_file.read_text(encoding="ascii"))
         except FileNotFoundError:
             return SpoolState(uuid.uuid4().hex)
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise SpoolError(
                 self._folder, f"{self._state_file} is damaged; move the folder away to start anew"
             ) from error

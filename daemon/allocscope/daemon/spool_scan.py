@@ -9,7 +9,7 @@ from pathlib import Path
 
 from allocscope.daemon.spool_frames import OVERHEAD_BYTES, Counts, is_unfinished, next_frame
 from allocscope.daemon.spool_segment import SUFFIX, Loss, Segment
-from allocscope.daemon.spool_state import SpoolState
+from allocscope.daemon.spool_state import LARGEST_SEQUENCE, SpoolState
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ def scan(folder: Path, state: SpoolState, written_s: Callable[[Path], float]) ->
     for path in folder.glob(f"*{SUFFIX}.new"):  # of a start that was broken off
         path.unlink()
     found = Found()
-    paths = deque(path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.stem.isdecimal())  # others' stay
+    paths = deque(path for path in sorted(folder.glob(f"*{SUFFIX}")) if _is_segment(path))  # others' stay
     while paths:
         path = paths.popleft()
         rest = _scan_segment(Segment(path, written_s(path)), state, found)
@@ -37,9 +37,17 @@ def scan(folder: Path, state: SpoolState, written_s: Callable[[Path], float]) ->
     return found
 
 
+def _is_segment(path: Path) -> bool:
+    """By a name such as this daemon gives: whatever else is there may claim any number."""
+    name = path.stem
+    return len(name) == 20 and name.isascii() and name.isdecimal() and int(name) <= LARGEST_SEQUENCE and path.is_file()
+
+
 def _scan_segment(segment: Segment, state: SpoolState, found: Found) -> Path | None:
-    """Take what is whole up to the first damage; the segment that what is whole behind it was moved to."""
+    """Take what is whole up to the first damage; the segment that what is whole behind it was moved to, which may be its own file."""
     moved = _cut(segment, segment.scan(), state, found)
+    if moved == segment.path:
+        return moved
     state.next_sequence = max(state.next_sequence, segment.last + 1)
     if not len(segment):
         segment.remove()
@@ -66,6 +74,6 @@ def _cut(segment: Segment, tail: bytes, state: SpoolState, found: Found) -> Path
         first_new = max(state.next_sequence, first)
         state.next_sequence = max(first_new, first + -(-written // OVERHEAD_BYTES))
         found.unused = max(state.next_sequence - first_new - lost, 0)
-    if tail:
+    if tail and moved != segment.path:
         segment.cut()
     return moved

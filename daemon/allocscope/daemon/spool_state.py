@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from allocscope.model.wire import LARGEST_STORED
+LARGEST_SEQUENCE = 1 << 62
+"""No daemon comes to that many batches: what tells of more, a file or a collector, is not believed."""
 
 
 @dataclass(slots=True)
@@ -22,16 +24,30 @@ class SpoolState:
 
     @classmethod
     def from_json(cls, text: str) -> SpoolState:
-        """ValueError, KeyError, TypeError: it is damaged. An older daemon's knows of nothing late."""
-        told = json.loads(text)
+        """ValueError: it is damaged. An older daemon's knows of nothing late."""
+        try:
+            return cls._from_told(json.loads(text))
+        except (
+            KeyError,
+            TypeError,
+            OverflowError,
+            RecursionError,
+        ) as error:  # of JSON that is something else, or without end
+            raise ValueError(f"no state of a spool: {error!r}") from error
+
+    @classmethod
+    def _from_told(cls, told: dict[str, Any]) -> SpoolState:
+        daemon_id = told["daemon_id"]
+        if not isinstance(daemon_id, str) or not daemon_id:
+            raise ValueError(f"no daemon has the id {daemon_id!r}")
         next_sequence, acknowledged = int(told["next_batch"]), int(told["acknowledged"])
-        if not 0 <= acknowledged < next_sequence <= LARGEST_STORED:
+        if not 0 <= acknowledged < next_sequence <= LARGEST_SEQUENCE:
             raise ValueError(f"batch {next_sequence} cannot be the next after {acknowledged}")
         late = tuple(range(int(first), int(last) + 1) for first, last in told.get("late", ()))
         ends = [end for numbers in late for end in (numbers.start, numbers.stop)]
         if ends and not (ends == sorted(set(ends)) and ends[0] > 0 and ends[-1] <= acknowledged + 1):
             raise ValueError(f"no such batches can come late: {told['late']}")
-        return cls(str(told["daemon_id"]), next_sequence, acknowledged, late)
+        return cls(daemon_id, next_sequence, acknowledged, late)
 
     def to_json(self) -> str:
         """A line."""

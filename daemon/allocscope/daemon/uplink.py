@@ -17,9 +17,10 @@ from allocscope.daemon.backfill import Source as LateSource
 from allocscope.daemon.collector_trouble import trouble
 from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.errors import CredentialsError
-from allocscope.daemon.lane import Lane, converse, count_rejections
+from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections
 from allocscope.daemon.losses import Losses
 from allocscope.daemon.observed import Observed
+from allocscope.daemon.procfs import printable
 from allocscope.daemon.spool_segment import SpooledBatch
 from allocscope.model.orders import Order
 from allocscope.model.wire import WireError, order_from_wire
@@ -34,6 +35,8 @@ log = structlog.get_logger()
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 5.0
 REFUSED_BACKOFF_S = 30.0
 """After an answer that will not change by itself: another daemon of this name, a wrong certificate."""
+LONGEST_PROBLEM = 1000
+"""Letters."""
 REFUSED = (
     grpc.StatusCode.ALREADY_EXISTS,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -115,6 +118,9 @@ class CollectorUplink:
                     self._settled.set()
             except CredentialsError as error:
                 self._tell(str(error), refused=True)
+            except AnswerError as error:
+                backoff_s = longest_s = REFUSED_BACKOFF_S
+                self._tell(str(error), refused=True)
             except Exception as error:  # whatever it is, the way to the collector is tried again
                 log.exception("the stream to the collector failed")
                 self._tell(repr(error))
@@ -179,7 +185,8 @@ class CollectorUplink:
         self._tell(why or f"{code.name}: {error.details()}", refused=why is not None or code in REFUSED)
 
     def _tell(self, problem: str, *, refused: bool = False) -> None:
-        """Log what is wrong when it begins, or changes."""
+        """Log what is wrong when it begins, or changes; whoever answers there may say what he likes."""
+        problem = printable(problem)[:LONGEST_PROBLEM]
         self._observed.uplink.failed()
         if problem != self._last_problem:
             self._last_problem = problem
