@@ -8,6 +8,7 @@ from allocscope.allocator.errors import SettingsError
 from allocscope.allocator.settings import (
     MIB,
     AllocatorSettings,
+    as_read,
     parse_settings,
     parse_settings_to_try,
     settings_of_snapshot,
@@ -66,6 +67,55 @@ def test_a_list_of_divisions_sets_only_what_it_names():
 
 
 @pytest.mark.parametrize(
+    ("conf", "divisions"),
+    [
+        ("[>:8]", (0, *(8,) * 15)),
+        ("[64:8,]", (*(8,) * 7, *(0,) * 9)),
+        ("[]", (0,) * 16),
+        ("[64:0,>:4]", (*(0,) * 7, *(4,) * 9)),
+        ("[>:8,64:2]", (*(2,) * 7, *(8,) * 9)),
+        ("[64:8,>:4,128:2]", (*(8,) * 7, 2, *(4,) * 8)),
+        ("4,roundup_power2_divisions:[64:8]", (*(8,) * 7, *(4,) * 9)),
+    ],
+)
+def test_odd_lists_of_divisions_are_read_as_pytorch_reads_them(conf, divisions):
+    """As 2.14.1 tells them in its snapshot's allocator_settings."""
+    assert parse_settings(f"roundup_power2_divisions:{conf}").divisions == divisions
+
+
+@pytest.mark.parametrize(
+    ("conf", "settings"),
+    [
+        ("max_split_size_mb:64.5", AllocatorSettings(max_split_bytes=64 * MIB)),
+        ("max_split_size_mb:64MB", AllocatorSettings(max_split_bytes=64 * MIB)),
+        ("max_split_size_mb:+64", AllocatorSettings(max_split_bytes=64 * MIB)),
+        ("max_split_size_mb:-1", AllocatorSettings()),
+        ("garbage_collection_threshold:0.5x", AllocatorSettings(gc_threshold=0.5)),
+    ],
+)
+def test_numbers_are_read_up_to_where_they_end_as_pytorch_does_and_are_not_tried(conf, settings):
+    """A job that runs with such a string runs with these."""
+    assert parse_settings(conf) == settings
+    with pytest.raises(SettingsError, match="cannot be"):
+        parse_settings_to_try(conf)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "read"),
+    [
+        ("max_split_size_mb", "64", "64"),
+        ("max_split_size_mb", "64.5", "64"),
+        ("pinned_max_cached_size_mb", "-1", "18446744073709551615"),
+        ("garbage_collection_threshold", "0.5x", "0.5"),
+        ("expandable_segments", "True", "True"),
+        ("max_split_size_mb", "many", "many"),
+    ],
+)
+def test_a_value_as_pytorch_takes_it(key, value, read):
+    assert as_read(key, value) == read
+
+
+@pytest.mark.parametrize(
     ("rounded", "segment"),
     [
         (512, 2 * MIB),
@@ -99,14 +149,23 @@ def test_every_size_setting_is_read():
     ("conf", "message"),
     [
         ("max_split_size_mb:many", "max_split_size_mb cannot be 'many': it is a whole number of MiB"),
-        ("max_split_size_mb:9999999999999", "max_split_size_mb cannot be '9999999999999'"),
-        ("max_split_size_mb:1_00", "max_split_size_mb cannot be '1_00'"),
+        ("max_split_size_mb:99999999999999999999", "max_split_size_mb cannot be '99999999999999999999'"),
+        ("max_split_size_mb:0", "max_split_size_mb cannot be '0'"),
+        (
+            "max_split_size_mb:64 expandable_segments:True",
+            "cannot be read from 'max_split_size_mb:64expandable_segments",
+        ),
         ("per_process_memory_fraction:-inf", "per_process_memory_fraction cannot be '-inf'"),
         ("per_process_memory_fraction:-0.5", "per_process_memory_fraction cannot be '-0.5'"),
         ("garbage_collection_threshold:nan", "garbage_collection_threshold cannot be 'nan': it is a share from 0 to 1"),
         ("roundup_power2_divisions:-4", "roundup_power2_divisions cannot be '-4'"),
         ("expandable_segments:yes", "expandable_segments cannot be 'yes': it is True or False, written so"),
         ("roundup_power2_divisions:3", "roundup_power2_divisions cannot be '3': it is a power of two, such as 8, or "),
+        ("roundup_power2_divisions:0", "roundup_power2_divisions cannot be '0'"),
+        ("roundup_power2_divisions:[63:8]", r"roundup_power2_divisions cannot be '\[63:8\]'"),
+        ("roundup_power2_divisions:[0:2,>:4]", r"roundup_power2_divisions cannot be '\[0:2,>:4\]'"),
+        ("roundup_power2_divisions:[64]", r"roundup_power2_divisions cannot be '\[64\]'"),
+        ("roundup_power2_divisions:[64:8;128:4]", r"roundup_power2_divisions cannot be '\[64:8;128:4\]'"),
         ("max_split_size_mb", "cannot be read from 'max_split_size_mb' on"),
         ("expandable_segments:True,,", "cannot be read from ',' on: it is KEY:VALUE,KEY:VALUE"),
     ],
@@ -125,9 +184,18 @@ def test_settings_that_pytorch_would_refuse_are_refused(conf, message):
         ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be at least 20"),
         ("max_non_split_rounding_mb:31,large_segment_size_mb:32", "max_non_split_rounding_mb must be at least 32"),
         ("max_split_size_mb:19", "max_split_size_mb must be at least 20"),
+        ("pinned_num_register_threads:3", "pinned_num_register_threads cannot be '3': it is a power of two up to 128"),
+        ("pinned_num_register_threads:256", "pinned_num_register_threads cannot be '256'"),
+        (
+            "pinned_reserve_segment_size_mb:0",
+            "pinned_reserve_segment_size_mb cannot be '0': it is a whole number of MiB",
+        ),
+        ("pinned_max_cached_size_mb:many", "pinned_max_cached_size_mb cannot be 'many': it is a whole number of MiB"),
+        ("pinned_use_background_threads:true", "pinned_use_background_threads cannot be 'true': it is True or False"),
+        ("release_lock_on_cudamalloc:1", "release_lock_on_cudamalloc cannot be '1': it is True or False"),
     ],
 )
-def test_sizes_that_pytorch_would_refuse_are_not_tried(conf, message):
+def test_values_that_pytorch_would_refuse_are_not_tried(conf, message):
     with pytest.raises(SettingsError, match=message) as caught:
         parse_settings_to_try(conf)
     assert caught.value.conf == conf

@@ -175,6 +175,24 @@ def test_numbers_that_no_allocator_has_end_in_words_and_not_in_a_traceback(tmp_p
     assert found["estimates"] is True
 
 
+def test_keys_that_its_pytorch_does_not_have_are_told(tmp_path, capsys):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [as_pytorch_writes(KNOWN)]}))
+    confs = ["--conf", "large_segment_size_mb:64", "--conf", "roundup_power2_divisions:8"]
+    assert replay([str(path), "--torch", "2.6.0", *confs, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["devices"]["0"]
+    assert [each["hazards"] for each in found["replays"]] == [
+        [],
+        [
+            (
+                "large_segment_size_mb: PyTorch 2.6 is not known to have it, and does not start with a key that it does not have;"
+                " 2.11 has it"
+            )
+        ],
+        [],
+    ]
+
+
 @pytest.mark.parametrize("key", sorted(KEYS))
 def test_a_key_with_a_letter_too_few_is_refused_with_the_right_one(key):
     wrong = key[:3] + key[4:]

@@ -218,6 +218,31 @@ def test_a_free_that_does_not_complete_at_once_waits_and_is_done_before_the_next
     assert found.exact
 
 
+def test_what_waited_until_a_flush_is_done_elsewhere_with_the_next_that_is_done_by_itself():
+    """Where other settings do not flush, it must not wait for ever."""
+    simulator = Simulator(DEFAULT, Device(100 * MIB), trace=True)
+    flushed = simulator.malloc(60 * MIB)
+    simulator.record_stream(flushed, 1)
+    simulator.free(flushed)
+    simulator.malloc(512)  # or it would look like a free that waited for nothing
+    simulator.free(simulator.malloc(50 * MIB))  # for want of room; done before, the other would have served it
+    assert simulator.stats()["num_alloc_retries"] == 1
+    by_itself = simulator.malloc(MIB)
+    simulator.record_stream(by_itself, 1)
+    simulator.free(by_itself)
+    simulator.malloc(MIB)
+    simulator.catch_up()
+    simulator.malloc(MIB)
+    found = history(simulator.trace, total=100 * MIB)
+    assert found.exact
+    assert [(each.what, each.key) for each in found.asked if each.what in ("wait", "done")] == [
+        ("wait", 1),
+        ("wait", 4),
+        ("done", 1),
+        ("done", 4),
+    ]
+
+
 def test_a_failure_is_remembered():
     trace = [got(A, 40 * MIB), alloc(A, 40 * MIB), oom(60 * MIB, 40 * MIB)]
     found = history(trace, total=80 * MIB)

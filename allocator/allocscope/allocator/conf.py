@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from allocscope.allocator.settings import DIVISIONS, KEYS, MIB, AllocatorSettings, entries_of, parse_settings
+from allocscope.allocator.settings import DIVISIONS, KEYS, MIB, AllocatorSettings, as_read, entries_of, parse_settings
 
 SIZE_KEYS = (
     "expandable_segments",
@@ -23,8 +23,8 @@ def conf_in_force(conf: str, settings: AllocatorSettings) -> dict[str, str]:
 
     Keys that PyTorch does not have are left out. SettingsError: `conf` cannot be read.
     """
-    told = {key: value for key, value in entries_of(conf) if key in KEYS}
-    said = parse_settings(conf)
+    told = {key: as_read(key, value) for key, value in entries_of(conf) if key in KEYS}
+    said = parse_settings(text_of(told))
     if said.expandable != settings.expandable:
         told["expandable_segments"] = str(settings.expandable)
     if said.max_split_bytes != settings.max_split_bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from math import inf
@@ -48,19 +49,67 @@ KEYS = frozenset(
     }
 )
 """All that PyTorch 2.0 to 2.14 takes (ALLOCATOR.md 9)."""
-
-_TAKES = {
-    **dict.fromkeys(
-        ("max_split_size_mb", "max_non_split_rounding_mb", "large_segment_size_mb"), "a whole number of MiB"
-    ),
-    **dict.fromkeys(
-        ("garbage_collection_threshold", "per_process_memory_fraction"), "a share from 0 to 1, such as 0.8"
-    ),
-    **dict.fromkeys(("expandable_segments", "throw_on_cudamalloc_oom"), "True or False, written so"),
-    "roundup_power2_divisions": "a power of two, such as 8, or [SIZE:N,...,>:N] of such, with sizes in MiB",
+SINCE = {
+    "expandable_segments": (2, 1),
+    "release_lock_on_cudamalloc": (2, 3),
+    "pinned_num_register_threads": (2, 3),
+    "pinned_use_cuda_host_register": (2, 3),
+    "max_non_split_rounding_mb": (2, 6),
+    "pinned_use_background_threads": (2, 6),
+    "graph_capture_record_stream_reuse": (2, 9),
+    "per_process_memory_fraction": (2, 10),
+    "pinned_reserve_segment_size_mb": (2, 10),
+    "large_segment_size_mb": (2, 11),
+    "pinned_free_catch_all": (2, 12),
+    "throw_on_cudamalloc_oom": (2, 12),
+    "pinned_max_cached_size_mb": (2, 13),
+    "pinned_max_round_threshold_mb": (2, 13),
 }
-"""Of the keys that decide sizes, what their values are."""
-_ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,\[\]]*)(?:,|$)")
+"""The first release of PyTorch that is known to take a key, of those that not every one takes."""
+
+_WHOLE = r"[0-9]+"
+_SHARE = r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_FORMS = {
+    **dict.fromkeys(
+        (
+            "max_split_size_mb",
+            "max_non_split_rounding_mb",
+            "large_segment_size_mb",
+            "pinned_max_cached_size_mb",
+            "pinned_max_round_threshold_mb",
+        ),
+        (_WHOLE, "a whole number of MiB"),
+    ),
+    **dict.fromkeys(
+        ("garbage_collection_threshold", "per_process_memory_fraction"), (_SHARE, "a share from 0 to 1, such as 0.8")
+    ),
+    **dict.fromkeys(
+        (
+            "expandable_segments",
+            "throw_on_cudamalloc_oom",
+            "graph_capture_record_stream_reuse",
+            "pinned_free_catch_all",
+            "pinned_use_background_threads",
+            "pinned_use_cuda_host_register",
+            "release_lock_on_cudamalloc",
+        ),
+        ("True|False", "True or False, written so"),
+    ),
+    "roundup_power2_divisions": (
+        r"[0-9]+|\[(?:(?:[0-9]+|>):[0-9]+(?:,|(?=\])))*\]",
+        "a power of two, such as 8, or [SIZE:N,...,>:N] of such, with sizes in MiB",
+    ),
+    "pinned_num_register_threads": ("1|2|4|8|16|32|64|128", "a power of two up to 128"),
+    "pinned_reserve_segment_size_mb": ("0*[1-9][0-9]*", "a whole number of MiB from 1 on"),
+}
+"""What values look like, and in words; of the other keys they are not looked at."""
+_ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,:\[\]]*)(?:,|$)")
+_LEADING_NUMBER = re.compile(r"[+-]?[0-9]+")
+_LEADING_SHARE = re.compile(rf"[+-]?{_SHARE}")
+_UNSIGNED = 1 << 64
+"""One more than the largest number that PyTorch reads."""
+_LONGEST = 64
+"""Characters of a number that is looked at: Python refuses to read endless ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +188,8 @@ def _round_in_octave(request_bytes: int, divisions: int) -> int:
 def parse_settings(conf: str) -> AllocatorSettings:
     """Settings from a PYTORCH_CUDA_ALLOC_CONF string; keys that decide no sizes, and unknown ones, are passed over.
 
+    Numbers are read as PyTorch reads them, up to where they end: 64.5 and 64MB are 64, and -1 is the largest there is.
+
     Strings of PyTorch 2.0 to 2.14; sizes become bytes. SettingsError: it is not in their form, or a value cannot be its key's.
     """
     settings = AllocatorSettings()
@@ -146,20 +197,28 @@ def parse_settings(conf: str) -> AllocatorSettings:
         try:
             settings = _with(settings, key, value)
         except (ValueError, IndexError) as error:
-            raise SettingsError(conf, f"{key} cannot be {value!r}: it is {_TAKES[key]}") from error
+            raise _odd_value(conf, key, value) from error
     return settings
 
 
-def parse_settings_to_try(conf: str) -> AllocatorSettings:
-    """The same of what somebody typed: what PyTorch 2.14 would refuse is refused, and so is another allocator than its own.
+def _odd_value(conf: str, key: str, value: str) -> SettingsError:
+    return SettingsError(conf, f"{key} cannot be {value!r}: it is {_FORMS[key][1]}")
 
-    SettingsError for either; sizes become bytes.
+
+def parse_settings_to_try(conf: str) -> AllocatorSettings:
+    """The same of what somebody typed: what PyTorch 2.14 would refuse is refused, and so are another allocator than its own, and
+    values that PyTorch takes for something else than they say.
+
+    SettingsError for each; sizes become bytes.
     """
     settings = parse_settings(conf)
     for key, value in entries_of(conf):
         if key not in KEYS:
             near = get_close_matches(key, sorted(KEYS), n=1)
             raise SettingsError(conf, f"PyTorch has no {key}" + (f" (did you mean {near[0]}?)" if near else ""))
+        pattern, _ = _FORMS.get(key, (".*", ""))
+        if not re.fullmatch(pattern, value):
+            raise _odd_value(conf, key, value)
         if key == "backend" and value != "native":
             raise SettingsError(conf, f"{value} is another allocator, which is not simulated")
     least = settings.large_segment_bytes
@@ -176,6 +235,15 @@ def parse_settings_to_try(conf: str) -> AllocatorSettings:
     return settings
 
 
+def as_read(key: str, value: str) -> str:
+    """The value as it would be written for what PyTorch takes it for: 64 for the 64.5 of a number. Raises nothing."""
+    pattern, _ = _FORMS.get(key, (".*", ""))
+    if not re.fullmatch(pattern, value):
+        with suppress(ValueError):
+            return str(_share(value) if pattern == _SHARE else _number(value))
+    return value
+
+
 def entries_of(conf: str) -> Iterator[tuple[str, str]]:
     """Its keys and their values, in order, as they are written but for spaces. SettingsError: it is not in their form."""
     compact, at = "".join(conf.split()), 0
@@ -190,7 +258,8 @@ def entries_of(conf: str) -> Iterator[tuple[str, str]]:
 def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSettings:
     match key:
         case "max_split_size_mb":
-            return replace(settings, max_split_bytes=_positive(value) * MIB)
+            limit = _positive(value) * MIB
+            return replace(settings, max_split_bytes=limit if limit < _UNSIGNED // 2 else None)
         case "max_non_split_rounding_mb":
             return replace(settings, max_non_split_rounding_bytes=_positive(value) * MIB)
         case "large_segment_size_mb":
@@ -204,53 +273,68 @@ def _with(settings: AllocatorSettings, key: str, value: str) -> AllocatorSetting
         case "throw_on_cudamalloc_oom":
             return replace(settings, throw_on_oom=_boolean(value))
         case "roundup_power2_divisions":
-            return replace(settings, divisions=_divisions(value))
+            return replace(settings, divisions=_divisions(value, settings.divisions))
         case _:
             return settings
 
 
 def _boolean(value: str) -> bool:
-    return value == "True" or (value != "False" and _no(value))
-
-
-def _no(value: str) -> bool:
-    raise ValueError(value)
+    if value not in ("True", "False"):
+        raise ValueError(value)
+    return value == "True"
 
 
 def _positive(value: str) -> int:
     number = _number(value)
-    return number if number > 0 else _no(value)
+    if number == 0:
+        raise ValueError(value)
+    return number
 
 
 def _number(value: str) -> int:
-    """Digits alone, and no more than any device has MiB."""
-    return int(value) if re.fullmatch(r"[0-9]{1,12}", value) else int(_no(value))
+    """As C++'s std::stoull reads it, by which PyTorch does: the digits that it begins with; below 0 it is counted from the end."""
+    found = _LEADING_NUMBER.match(value)
+    if found is None or len(found[0]) > _LONGEST or abs(number := int(found[0])) >= _UNSIGNED:
+        raise ValueError(value)
+    return number % _UNSIGNED
 
 
 def _share(value: str) -> float:
-    """Neither below 0 nor endless, and no NaN."""
-    return share if 0 <= (share := float(value)) < inf else _no(value)
+    """As std::stod reads it; neither below 0 nor endless, and no NaN."""
+    found = _LEADING_SHARE.match(value)
+    if found is None or not 0 <= (share := float(found[0])) < inf:
+        raise ValueError(value)
+    return share
 
 
-def _divisions(value: str) -> tuple[int, ...]:
-    """The table from a number for all, or from [SIZE_MB:N,…,>:N] (ALLOCATOR.md 9: an entry but the first sets only its own)."""
+def _divisions(value: str, table: tuple[int, ...]) -> tuple[int, ...]:
+    """The table from a number for all, or from [SIZE_MB:N,…,>:N], which sets of `table` what it names (ALLOCATOR.md 9).
+
+    The first size sets all up to its own, the others their own alone, and > all above the last one.
+    """
     if not value.startswith("["):
         return (_power_of_two(value),) * DIVISIONS
-    table, last = [0] * DIVISIONS, -1
-    for size, _, number in (item.partition(":") for item in value[1:-1].split(",")):
-        divisions = _power_of_two(number)
+    found, first, last = list(table), 0, 0
+    entries = value[1:-1].removesuffix(",")
+    for size, _, number in (entry.partition(":") for entry in entries.split(",") if entries):
+        if ":" in number:
+            raise ValueError(value)
+        divisions = _number(number) and _power_of_two(number)
         if size == ">":
-            table[last + 1 :] = [divisions] * (DIVISIONS - last - 1)
-            break
-        index = min(_power_of_two(size).bit_length() - 1, DIVISIONS - 1)
-        table[0 if last < 0 else index : index + 1] = [divisions] * (index + 1 if last < 0 else 1)
-        last = index
-    return tuple(table)
+            found[last + 1 :] = [divisions] * (DIVISIONS - last - 1)
+            continue
+        last = min(_power_of_two(size).bit_length() - 1, DIVISIONS - 1)
+        start = min(first, last)
+        found[start : last + 1] = [divisions] * (last + 1 - start)
+        first = DIVISIONS
+    return tuple(found)
 
 
 def _power_of_two(value: str) -> int:
     number = _number(value)
-    return number if number & (number - 1) == 0 else _no(value)
+    if number == 0 or number & (number - 1):
+        raise ValueError(value)
+    return number
 
 
 def settings_of_snapshot(told: Mapping[str, Any]) -> AllocatorSettings:

@@ -8,7 +8,14 @@ from allocscope.allocator.advice.attempt import limit_bytes
 from allocscope.allocator.advice.circumstances import Circumstances, circumstances_of, release_of
 from allocscope.allocator.conf import agree
 from allocscope.allocator.errors import SettingsError
-from allocscope.allocator.settings import KEYS, AllocatorSettings, entries_of, parse_settings, parse_settings_to_try
+from allocscope.allocator.settings import (
+    KEYS,
+    SINCE,
+    AllocatorSettings,
+    entries_of,
+    parse_settings,
+    parse_settings_to_try,
+)
 from allocscope.allocator.simulator.script import Script
 from allocscope.allocator.simulator.what_if import Source
 
@@ -30,11 +37,11 @@ def hazards_of(
     release = release_of(version, source.version, script.version)
     limited = [limit_bytes(script, conf) is not None for conf in confs]
     first = hazards_in_force(source.conf, source.settings, circumstances, release, has_limit=limited[0])
-    others = (
-        blocked_by(conf, circumstances, release, has_limit=has_limit)
-        for conf, has_limit in zip(confs[1:], limited[1:], strict=True)
-    )
-    return tuple(first), *(() if why is None else (why,) for why in others)
+    others = []
+    for conf, has_limit in zip(confs[1:], limited[1:], strict=True):
+        blocked = blocked_by(conf, circumstances, release, has_limit=has_limit)
+        others.append((*_too_new(conf, source.told_in_force, release), *(() if blocked is None else (blocked,))))
+    return tuple(first), *others
 
 
 def blocked_by(conf: str, circumstances: Circumstances, release: Release, *, has_limit: bool) -> str | None:
@@ -82,6 +89,14 @@ def hazards_of_advice(told: Mapping[str, str], circumstances: Circumstances, rel
     at_start = [key for key in ("per_process_memory_fraction", "backend") if key in told]
     if at_start:
         yield f"{' and '.join(at_start)} can be set only before the process starts"
+
+
+def _too_new(conf: str, in_force: Mapping[str, str], release: Release) -> Iterator[str]:
+    for key, _ in entries_of(conf):
+        first = SINCE.get(key, release)
+        if release < first and key not in in_force:
+            now, then = (".".join(map(str, each)) for each in (release, first))
+            yield f"{key}: PyTorch {now} is not known to have it, and does not start with a key that it does not have; {then} has it"
 
 
 def _against(

@@ -59,6 +59,8 @@ class Reading:
         """By the recorded addresses of what is live."""
         self._waiting: dict[int, int] = {}
         """Of what was freed and waits."""
+        self._flushed: list[int] = []
+        """Keys of what waited until a flush. Nobody knows when it would have been done without: it is taken to be with the next that is."""
         self._since: list[TraceEntry] = []
         """Entries right before the present one that are not explained yet."""
         self._count = 0
@@ -247,7 +249,9 @@ class Reading:
             if self._explains(at, completed[:count], malloc, entry):
                 self._streams_done(completed[:count])
                 for each in completed[count:]:
-                    self._waiting.pop(each.address, None)
+                    key = self._waiting.pop(each.address, None)
+                    if key is not None:
+                        self._flushed.append(key)
                 return
         if released:
             self._ask_program()
@@ -337,7 +341,8 @@ class Reading:
         for entry in completed:
             key = self._waiting.pop(entry.address, None)
             if key is not None:
-                self.asked.append(Asked("done", entry.time_us, key, 0, 0, DEFAULT_POOL))
+                self.asked += (Asked("done", entry.time_us, each, 0, 0, DEFAULT_POOL) for each in (*self._flushed, key))
+                self._flushed.clear()
                 self.simulator.finish_stream(-1 - key)
 
     def _by_program(self, at: int) -> None:
