@@ -161,6 +161,42 @@ def test_a_terminated_job_dies_of_its_signal_at_once(tmp_path):
         assert job.receiver.events() == []
 
 
+ENDS_WHILE_THE_DRIVER_IS_ASKED = """
+import os, sys, threading, time
+from allocscope import probe
+import torch
+probe.start(job="ends")
+x = torch.zeros(1, device="cuda")
+
+class Last:
+    def __init__(self, thread):
+        self.faults, self.task = os.environ["GPULESS_DIR"] + "/faults", f"/proc/self/task/{thread.native_id}"
+        self.end, self.say, self.is_there, self.sleep = os.truncate, os.write, os.path.exists, time.sleep
+
+    def __del__(self):  # while Python ends: the driver answers, and the thread that asked it wants to go on
+        self.end(self.faults, 0)
+        self.say(1, b"the driver answers")
+        while self.is_there(self.task):
+            self.sleep(0.01)
+
+def asking(threads):
+    return [each for each in threads if sys._current_frames()[each.ident].f_code.co_name == "memory_info"]
+
+threads = [each for each in threading.enumerate() if each.name == "allocscope-probe"]
+while not asking(threads):
+    pass
+last = Last(*threads)
+"""
+
+
+def test_a_job_ends_as_ever_while_the_driver_keeps_the_probe_waiting(tmp_path):
+    script, rig = tmp_path / "job.py", Rig(tmp_path)
+    script.write_text(ENDS_WHILE_THE_DRIVER_IS_ASKED)
+    rig.fail("cudaMemGetInfo wait 600")
+    done = rig.run(script, environ={"ALLOCSCOPE_SOCKET": str(tmp_path / "d.sock")})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the driver answers", "")
+
+
 # daemons
 
 

@@ -11,6 +11,11 @@ SINCE_2_0 = ("num_alloc_retries", "num_ooms")
 SINCE_2_3 = ("num_sync_all_streams", "num_device_alloc", "num_device_free")
 
 
+def runtime_of(modules):
+    """The CUDA runtime under a FakeTorch, for `torch_cuda.loaded_runtime`."""
+    return modules["torch.cuda"].runtime
+
+
 def stats(version: tuple[int, int] = (2, 14), figures: dict[str, int] | None = None) -> dict:
     """Nested statistics of that version; `allocated_bytes` is its current figure, a scalar counter its value."""
     figures = figures or {}
@@ -61,7 +66,7 @@ class FakeTorch:
         cuda = SimpleNamespace(
             is_initialized=lambda: self._called("is_initialized", self.is_initialized),
             device_count=lambda: self._called("device_count", len(self.figures)),
-            mem_get_info=lambda index: self._called(f"mem_get_info({index})", self.memory_info),
+            runtime=SimpleNamespace(memory_info=lambda index: self._called(f"memory_info({index})", self.memory_info)),
             get_device_properties=self._properties,
             memory_snapshot=self._snapshot_with_traces if self.version >= (2, 11) else self._snapshot,
         )
@@ -69,7 +74,6 @@ class FakeTorch:
             binding._cuda_isHistoryEnabled = lambda: self._called("is_enabled", self.history is not None)
         if self.version >= (2, 12):
             binding._cuda_cudaCachingAllocator_is_enabled = lambda: self._called("is_caching", self.is_caching)
-        binding._cuda_setDevice = lambda index: self._called(f"set_device({index})", None)
         binding._cuda_hasPrimaryContext = lambda index: self._called(f"context({index})", index in self.contexts)
         binding._cuda_memorySnapshot = self._raw_snapshot
         binding._cuda_record_memory_history = self._switch

@@ -25,7 +25,7 @@ from allocscope.model import (
     Sample,
     wire,
 )
-from allocscope.probe import capture_folder, capture_writer, host_memory, torch_cuda
+from allocscope.probe import capture_folder, capture_writer, host_memory
 from allocscope.probe.allocators import Allocators
 from allocscope.probe.capture_folder import CaptureFolder
 from allocscope.probe.capture_writer import CaptureWriter
@@ -41,11 +41,6 @@ PROCESS = Process("a1" * 16, "job", 7, "node", 1, rank=3, world_size=8, torch_ve
 UUID = "GPU-00000000"
 DEVICE = Device(UUID, 0, "Fake H200", 80 * GIB)
 TRACE = [{"action": "alloc", "addr": 1, "size": 5, "stream": 0, "time_us": 9}]
-
-
-@pytest.fixture(autouse=True)
-def relaxed(monkeypatch):
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: True)
 
 
 class Rig:

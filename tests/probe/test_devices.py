@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from allocscope.model import Device
-from allocscope.probe import devices, torch_cuda
+from allocscope.probe import devices
 from allocscope.probe.devices import device_uuid, entry_of, name_device, uuid_by_driver
 from allocscope.probe.torch_cuda import TorchCuda, look
 from tests.probe.fake_torch import GIB, FakeTorch
@@ -125,7 +125,6 @@ def ready(torch: FakeTorch) -> TorchCuda:
 
 @pytest.mark.parametrize("order", ["FASTEST_FIRST", "PCI_BUS_ID"])
 def test_whatever_order_cuda_has_each_device_is_known_by_its_uuid(monkeypatch, order):
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: True)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", order)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     torch = FakeTorch(devices=2)

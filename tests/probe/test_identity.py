@@ -13,7 +13,7 @@ import pytest
 
 from allocscope.daemon import claims
 from allocscope.model import wire
-from allocscope.probe import app, identity, torch_cuda
+from allocscope.probe import app, identity
 from allocscope.probe.identity import Place, Standing, Who
 from allocscope.probe.rank_claim import RankClaim
 from tests.probe.fake_torch import FakeTorch
@@ -167,7 +167,6 @@ def test_a_rank_that_is_learnt_late_is_news_once(daemon):
 
 def test_a_rank_that_is_learnt_late_reaches_the_daemon_by_a_new_hello(tmp_path, monkeypatch):
     monkeypatch.setattr(app, "_observes_oom", True)
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: True)
     distributed, path = FakeDistributed(), tmp_path / "d.sock"
     modules = {**FakeTorch().modules, **distributed.modules}
     probe = app.Probe({}, job="j", socket=str(path), modules=modules)

@@ -28,7 +28,7 @@ from allocscope.probe.reports import Reports, Shortage
 from allocscope.probe.sampler import Sampler
 from allocscope.probe.torch_blocks import WORDS_FOR_STACKS, TorchBlocks
 from allocscope.probe.torch_cuda import TorchCuda
-from tests.probe.fake_torch import GIB, FakeTorch, segment
+from tests.probe.fake_torch import GIB, FakeTorch, runtime_of, segment
 
 PROCESS = Process("a1" * 16, "job", 7, "node", 1, allocator_conf="")
 SEGMENTS = [segment(0, (512, 500, "active_allocated")), segment(1, (1024, 900, "active_allocated"))]
@@ -101,8 +101,8 @@ class Time:
 
 
 @pytest.fixture(autouse=True)
-def relaxed(monkeypatch):
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: True)
+def runtime(monkeypatch):
+    monkeypatch.setattr(torch_cuda, "loaded_runtime", runtime_of)
 
 
 class Rig:
@@ -167,7 +167,7 @@ def test_unused_devices_are_left_alone_until_they_are_used():
     ]
     rig.run(12)
     assert {uuid for uuid, _ in rig.uplink.handed} == {"GPU-11111111"}
-    assert not {"mem_get_info(0)", "mem_get_info(2)"} & set(rig.torch.calls)
+    assert not {"memory_info(0)", "memory_info(2)"} & set(rig.torch.calls)
     rig.torch.figures[2] = {"reserved_bytes": 5}
     rig.run(11)
     assert [[d.index for d in p.devices] for p in rig.uplink.processes] == [[1], [1, 2]]
@@ -201,7 +201,7 @@ def test_a_stall_does_not_blind_for_long():
 
 def test_a_slow_driver_is_asked_seldom_and_the_rest_goes_on():
     rig = Rig()
-    rig.time.costs = {"mem_get_info(0)": 0.2}
+    rig.time.costs = {"memory_info(0)": 0.2}
     rig.run(60)
     known = [s.device_free_bytes is not None for s in rig.uplink.of(Sample)]
     assert known[:12] == [True] + [False] * 9 + [True] + [False]
@@ -273,7 +273,7 @@ def test_calls_that_fail_cost_only_what_they_would_have_said():
     rig.run(1)
     rig.torch.fails = {"stats(0)": RuntimeError("x")}
     rig.run(3)
-    rig.torch.fails = {"snapshot": RuntimeError("x"), "mem_get_info(0)": RuntimeError("x")}
+    rig.torch.fails = {"snapshot": RuntimeError("x"), "memory_info(0)": RuntimeError("x")}
     rig.run(10)
     assert [s.device_free_bytes for s in rig.uplink.of(Sample)[1:]] == [None] * 10
     assert rig.map_times() == [0]
@@ -445,7 +445,7 @@ def test_an_oom_brings_counters_a_map_and_the_event():
 def test_the_driver_is_not_asked_on_the_thread_that_runs_out():
     rig = Rig()
     rig.oom(0, 1, 2, 3)
-    assert "mem_get_info(0)" not in rig.torch.calls
+    assert "memory_info(0)" not in rig.torch.calls
 
 
 def test_an_oom_before_the_first_sample_is_told_too():

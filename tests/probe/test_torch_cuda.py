@@ -1,8 +1,6 @@
 """The calls into torch: only what may be called, only when it may be, and nothing that is missing raises."""
 
-import ctypes
 import gc
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,15 +8,14 @@ from allocscope.model import Device, Pool
 from allocscope.probe import torch_cuda
 from allocscope.probe.torch_blocks import TorchBlocks, groups_of, large_page_bytes
 from allocscope.probe.torch_cuda import Absence, Backend, TorchCuda, look
-from tests.probe.fake_torch import GIB, FakeTorch, segment
+from tests.probe.fake_torch import GIB, FakeTorch, runtime_of, segment
 
-RELAX = torch_cuda._relax_capture_mode
 ERRORS = (AttributeError("x"), RuntimeError("x"), KeyError("x"), AssertionError("x"), TypeError("x"))
 
 
 @pytest.fixture(autouse=True)
-def relaxed(monkeypatch):
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: True)
+def runtime(monkeypatch):
+    monkeypatch.setattr(torch_cuda, "loaded_runtime", runtime_of)
 
 
 def ready(torch: FakeTorch) -> TorchCuda:
@@ -198,7 +195,7 @@ def test_a_memory_fraction_is_told_in_bytes_and_a_whole_one_is_none():
 def test_what_fails_is_unknown(error):
     torch = FakeTorch()
     cuda = ready(torch)
-    torch.fails = dict.fromkeys(("properties", "snapshot", "mem_get_info(0)", "conf", "observer"), error)
+    torch.fails = dict.fromkeys(("properties", "snapshot", "memory_info(0)", "conf", "observer"), error)
     assert (cuda.device(0), cuda.memory_info(0), cuda.allocator_conf({})) == (None, None, None)
     assert blocks_of(torch).segments() is None
     assert not cuda.observe_oom(lambda *figures: None)
@@ -217,45 +214,9 @@ def test_the_driver_is_asked_for_a_device_of_this_process():
     assert ready(torch).memory_info(0) == (70 * GIB, 80 * GIB)
 
 
-def test_the_driver_is_asked_by_the_raw_call_where_there_is_one():
-    torch = FakeTorch()
-    torch.modules["torch._C"]._cudart = SimpleNamespace(cudaMemGetInfo=lambda index: (index, 9))
-    assert ready(torch).memory_info(3) == (3, 9)
-    assert "mem_get_info(3)" not in torch.calls
-
-
-def test_a_thread_moves_to_a_device_in_use_before_it_asks_the_driver_anything():
-    torch = FakeTorch(devices=2)
-    cuda = ready(torch)
-    torch.calls.clear()
-    cuda.memory_info(1)
-    cuda.memory_info(0)
-    assert torch.calls == ["set_device(1)", "mem_get_info(1)", "mem_get_info(0)"]
-
-
-def test_the_driver_is_not_asked_where_a_capture_of_another_thread_could_be_spoilt(monkeypatch):
-    monkeypatch.setattr(torch_cuda, "_relax_capture_mode", lambda version: False)
-    torch = FakeTorch()
-    assert ready(torch).memory_info(0) is None
-    assert "mem_get_info(0)" not in torch.calls
-
-
-def test_the_capture_mode_is_set_in_the_runtime_that_is_loaded(monkeypatch):
-    modes = []
-
-    def exchange(pointer):
-        modes.append(pointer._obj.value)
-        return 0
-
-    runtime = SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
-    monkeypatch.setattr(ctypes, "CDLL", lambda name, mode: runtime)
-    assert RELAX("13.0")
-    assert modes == [2]
-
-
-@pytest.mark.parametrize("version", ["13.0", None, "no/such"])
-def test_no_runtime_is_loaded_where_there_is_none(version):
-    assert not RELAX(version)
+def test_the_driver_is_not_asked_where_no_runtime_is_found(monkeypatch):
+    monkeypatch.setattr(torch_cuda, "loaded_runtime", lambda modules: None)
+    assert ready(FakeTorch()).memory_info(0) is None
 
 
 def test_segments_come_without_traces_where_that_can_be_asked():

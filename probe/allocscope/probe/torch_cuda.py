@@ -7,23 +7,21 @@ there must not set torch's own lazy imports going.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
 from allocscope.model.identity import Device
+from allocscope.probe import cuda_runtime
 from allocscope.probe.counters import Stats, async_sample_of, is_used, sample_of
+from allocscope.probe.cuda_runtime import CudaRuntime
 from allocscope.probe.devices import device_uuid
 from allocscope.probe.texts import LONGEST_CONF, printable
 
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """The first that is set wins entirely (ALLOCATOR.md 9)."""
-RELAXED_CAPTURE_MODE = 2
-"""cudaStreamCaptureModeRelaxed."""
 TORCH_ERRORS = (
     AttributeError,
     RuntimeError,
@@ -92,8 +90,7 @@ class TorchCuda:
         self.backend = _backend(attribute(self._binding, "_cuda_getAllocatorBackend"))
         self.sample_of = async_sample_of if self.backend is Backend.ASYNC else sample_of
         """Makes a sample of what `stats` said, without what this backend does not know."""
-        self._memory_info = _memory_info_call(self._cuda, self._binding)
-        self._thread = threading.local()
+        self._runtime = loaded_runtime(modules)
 
     # memory
 
@@ -103,10 +100,7 @@ class TorchCuda:
         Only for a device that this process uses: elsewhere it would make a context.
         """
         try:
-            if not self._is_relaxed(index):
-                return None
-            free, total = self._memory_info(index)
-            return int(free), int(total)
+            return None if self._runtime is None else self._runtime.memory_info(index)
         except TORCH_ERRORS:
             return None
 
@@ -198,37 +192,10 @@ class TorchCuda:
             return False
         return True
 
-    def _is_relaxed(self, index: int) -> bool:
-        """Whether this thread may ask the driver while another one captures a CUDA graph; `index` is a device in use.
 
-        In CUDA's default mode a "potentially unsafe" call of any thread invalidates a capture that another thread has begun
-        (CUDA Runtime API, cudaThreadExchangeStreamCaptureMode). Where the mode cannot be set, the driver is not asked.
-        A thread begins on device 0, where the job may have no context: it moves to one in use first, lest a call make one.
-        """
-        relaxed: bool | None = getattr(self._thread, "relaxed", None)
-        if relaxed is None:
-            self._binding._cuda_setDevice(index)  # of this thread alone
-            relaxed = self._thread.relaxed = _relax_capture_mode(attribute(self._modules.get("torch.version"), "cuda"))
-        return relaxed
-
-
-def _relax_capture_mode(cuda_version: object) -> bool:
-    """Set it for the calling thread, in the CUDA runtime that torch has loaded; none is loaded for it."""
-    for name in (None, f"libcudart.so.{str(cuda_version).partition('.')[0]}"):
-        try:
-            runtime = ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD if name else ctypes.DEFAULT_MODE)
-            exchange = runtime.cudaThreadExchangeStreamCaptureMode
-            exchange.argtypes, exchange.restype = [ctypes.POINTER(ctypes.c_int)], ctypes.c_int
-            return bool(exchange(ctypes.byref(ctypes.c_int(RELAXED_CAPTURE_MODE))) == 0)
-        except (AttributeError, OSError):
-            continue
-    return False
-
-
-def _memory_info_call(cuda: Any, binding: Any) -> Callable[[int], tuple[int, int]]:
-    """The call under torch.cuda.mem_get_info, where it is."""
-    call: Callable[[int], tuple[int, int]] | None = getattr(attribute(binding, "_cudart"), "cudaMemGetInfo", None)
-    return call or cuda.mem_get_info
+def loaded_runtime(modules: Mapping[str, Any]) -> CudaRuntime | None:
+    """The CUDA runtime under this torch."""
+    return cuda_runtime.loaded(attribute(modules.get("torch.version"), "cuda"))
 
 
 def _backend(ask: Callable[[], str] | None) -> Backend:

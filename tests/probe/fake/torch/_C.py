@@ -28,9 +28,5 @@ def _cuda_getAllocatorBackend():
     return "native"
 
 
-def _cuda_setDevice(device):
-    pass
-
-
 def _cuda_attach_out_of_memory_observer(observer):
     OBSERVERS.append(observer)

@@ -41,10 +41,6 @@ def device_count():
     return len(_C.ALLOCATED)
 
 
-def mem_get_info(device):
-    return 79 << 30, 80 << 30
-
-
 def get_device_properties(device):
     return SimpleNamespace(uuid=f"0000000{device}-0000-0000-0000-000000000000", name="Fake", total_memory=80 << 30)
 
