@@ -64,7 +64,7 @@ def labels(alert: Firing) -> dict[str, str]:
 
 def assert_fires(folder: Path, series: Series, moments: Mapping[str, Sequence[Firing]]) -> None:
     """At each moment exactly these fire."""
-    _run(
+    run_promtool(
         folder,
         series,
         promql_expr_test=[
@@ -80,7 +80,7 @@ def assert_fires(folder: Path, series: Series, moments: Mapping[str, Sequence[Fi
 
 def assert_says(folder: Path, series: Series, moment: str, alert: Firing, annotations: Mapping[str, str]) -> None:
     """One alert of its name fires at its severity, and says this; others of the name are told apart by `severity`."""
-    _run(
+    run_promtool(
         folder,
         series,
         alert_rule_test=[
@@ -100,7 +100,7 @@ def assert_says(folder: Path, series: Series, moment: str, alert: Firing, annota
 
 def assert_holds(folder: Path, series: Series, moment: str, *expressions: str) -> None:
     """Each expression is true at this moment."""
-    _run(
+    run_promtool(
         folder,
         series,
         promql_expr_test=[
@@ -115,9 +115,10 @@ def _selector(alert: Firing) -> str:
     return "ALERTS{" + ",".join(f"{name}={json.dumps(value)}" for name, value in pairs.items()) + "}"
 
 
-def _run(folder: Path, series: Series, **tests: object) -> None:
+def run_promtool(folder: Path, series: Series, rules: Path = SHIPPED, **tests: object) -> None:
+    """Tests, as promtool has them, of rules that saw these series."""
     case = {
-        "rule_files": [str(SHIPPED)],
+        "rule_files": [str(rules)],
         "evaluation_interval": "10s",
         "tests": [
             {

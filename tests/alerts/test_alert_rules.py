@@ -85,7 +85,7 @@ def test_an_alert_says_who_what_and_how_much():
         "rank 3 of llama on n7, GPU 2 is about to run out of memory, by fragmentation:"
         " a request of 512 MiB would find 256 MiB"
     )
-    assert "Headroom 256 MiB, largest request 512 MiB, time left 7 min." in critical.description
+    assert "Headroom 256.00 MiB, largest request 512.00 MiB, time left 7 min." in critical.description
     assert critical.rule.runbook_url == "docs/runbook/AllocscopeFragmentationOOMRisk.md"
 
 
@@ -134,7 +134,7 @@ def test_an_oom_says_what_was_asked_for_and_what_was_free():
     condition = oom_alert(event, SUBJECT)
     assert condition.labels["severity"] == "warning"
     assert condition.summary == (
-        "rank 3 of llama on n7, GPU 2 ran out of memory: 3.0 GiB were asked for, 100 MiB of the device were free"
+        "rank 3 of llama on n7, GPU 2 ran out of memory: 3.00 GiB were asked for, 100.00 MiB of the device were free"
     )
     assert condition.description == (
         "A torch.OutOfMemoryError was raised; the job may have caught it. CUDA out of memory. `allocscope oom` explains"

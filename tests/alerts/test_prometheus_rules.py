@@ -232,10 +232,10 @@ def test_a_risk_says_who_goes_first_and_with_which_figures(tmp_path: Path):
         "20s",
         (LEAK, "critical", "llama"),
         {
-            "summary": "rank 2 of llama on n2, GPU 2 is about to run out of memory, by a leak: asks for up to 3GiB at once, 768MiB would"
+            "summary": "rank 2 of llama on n2, GPU 2 is about to run out of memory, by a leak: asks for up to 3.00 GiB at once, 768.00 MiB would"
             " fit now; 2 more of the job's ranks with it",
-            "description": "Memory that nothing uses again grows step after step. Headroom 768MiB, largest request 3GiB, time left"
-            " 6m 40s. A PyTorch snapshot with history shows who allocated what is never freed: often a kept loss, a list of outputs or a"
+            "description": "Memory that nothing uses again grows step after step. Headroom 768.00 MiB, largest request 3.00 GiB, time left"
+            " 7 min. A PyTorch snapshot with history shows who allocated what is never freed: often a kept loss, a list of outputs or a"
             " retained graph.",
             "runbook_url": "docs/runbook/AllocscopeMemoryLeak.md",
             "node": "n2",
@@ -485,7 +485,7 @@ def test_silence_says_of_whom_and_for_how_long(tmp_path: Path):
         "5m",
         (SILENT, "warning", "n1"),
         {
-            "summary": "nothing was heard of node n1 for 4m 0s",
+            "summary": "nothing was heard of node n1 for 4 min",
             "description": "The daemon of the node does not send: it, the node or the way between is down. Its jobs run on, unwatched;"
             " their samples wait in its spool. Look at the daemon's log and /metrics there.",
             "runbook_url": "docs/runbook/AllocscopeNodeSilent.md",

@@ -98,7 +98,7 @@ def test_devices_are_told_with_whose_the_processes_on_them_are(
     assert capsys.readouterr().out.splitlines() == [
         "node  gpu  pid  process   job           uses      whose",
         "n1    3    9    train.py  llama rank 3  1.00 GiB  pod team-a/llama-worker-0 (trainer), user ann",
-        "n1    3    9    x?[2J     no probe                container a8a8a8a8a8a8",
+        "n1    3    9    x?[2J     no probe      –         container a8a8a8a8a8a8",
         "n1    3         python3   no probe      1.00 GiB  Slurm 8812.0, user an?n",
         "n1    3    9              no probe      1.00 GiB  pod 0c5d5f2a (main)",
         "n1    3    9    Xorg      no probe      1.00 GiB",

@@ -275,7 +275,7 @@ def test_tensors_are_told_with_who_holds_them_and_what_grew(
     assert "not all: 2 modules: the time was over" in second
     assert second.endswith(
         "what grew in 50 s\n"
-        "  losses[*] (1024x1024 float32): +50 tensors, +200.0 MiB, in frame variable 'losses' of train() in train.py\n"
+        "  losses[*] (1024x1024 float32): +50 tensors, +200.00 MiB, in frame variable 'losses' of train() in train.py\n"
     )
     assert main(["capture", "--read", "after.pickle", "--since", "before.pickle", "--json"]) == 0
     [read] = json.loads(capsys.readouterr().out)["items"]

@@ -1,4 +1,4 @@
-"""Sizes and times as people give and read them."""
+"""Sizes as people give them, and moments."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ import argparse
 
 import pytest
 
-from allocscope.cli.figures import read_size, size
-
-
-@pytest.mark.parametrize(
-    ("told", "bytes_"),
-    [
-        ("", None),
-        ("0 bytes", 0),
-        ("1023 bytes", 1023),
-        ("1.00 KiB", 1 << 10),
-        ("1.50 MiB", 3 << 19),
-        ("1023.99 MiB", (1 << 30) - 10_000),
-        ("1.00 GiB", 1 << 30),
-        ("2048.00 GiB", 2 << 40),
-        ("-2.00 MiB", -2 << 20),
-    ],
-)
-def test_a_size_has_one_form(told: str, bytes_: int | None) -> None:
-    assert size(bytes_) == told
+from allocscope.cli.figures import moment, read_size
 
 
 @pytest.mark.parametrize(("told", "bytes_"), [("7", 7), ("2 KiB", 2048), ("1.5GiB", 3 << 29)])
@@ -36,3 +18,15 @@ def test_a_size_is_read(told: str, bytes_: int) -> None:
 def test_what_is_no_size_is_refused_with_an_example(told: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"is not a number of bytes, such as 25769803776 or 24GiB"):
         read_size(told)
+
+
+@pytest.mark.parametrize(
+    ("time_us", "written"),
+    [
+        (None, "–"),
+        (1_700_000_000_999_999, "2023-11-14 22:13:20"),
+        (1 << 62, "4611686018427387904 µs"),
+    ],
+)
+def test_a_moment_is_in_utc_and_a_broken_clock_breaks_nothing(time_us: int | None, written: str) -> None:
+    assert moment(time_us) == written

@@ -141,7 +141,7 @@ async def test_a_snapshot_that_needs_more_memory_than_a_replay_may_take_ends_its
     keep(it.repository, id_of(1), packed(large), received_us=NOW_US)
     assert await it.look()
     [record] = it.kept()
-    assert record.advice.summary == "the replay needs more than 256 MiB of memory (advice_memory_bytes)"
+    assert record.advice.summary == "the replay needs more than 256.00 MiB of memory (advice_memory_bytes)"
     assert it.figure("allocscope_advice_failed_total", reason="memory") == 1
 
 

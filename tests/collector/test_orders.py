@@ -93,13 +93,13 @@ async def test_a_stream_that_was_replaced_is_told_nothing_more(nodes):
 @pytest.mark.parametrize(
     ("history_us", "attached", "says"),
     [
-        (None, False, "node 'n1' had no stream to a collector for 7 minutes: look whether its daemon runs"),
+        (None, False, "node 'n1' had no stream to a collector for 7 min: look whether its daemon runs"),
         (
             None,
             True,
-            "node 'n1' was told of it, and no answer came within 7 minutes: does its daemon reach the collector",
+            "node 'n1' was told of it, and no answer came within 7 min: does its daemon reach the collector",
         ),
-        (60_000_000, False, "node 'n1' had no stream to a collector for 8 minutes"),
+        (60_000_000, False, "node 'n1' had no stream to a collector for 8 min"),
     ],
 )
 async def test_an_order_that_nobody_answers_is_given_up_and_says_why(nodes, history_us, attached, says):

@@ -47,12 +47,12 @@ def test_advice_is_a_row_with_what_was_tried_folded_away():
     assert tag == "details"
     assert summary == [
         "summary",
-        "3 replays of 12345 requests, by the rules of PyTorch 2.14.1; exact: all is explained",
+        "3 replays of 12,345 requests, by the rules of PyTorch 2.14.1; exact: all is explained",
     ]
     [_, _, [_, recorded, advised, blocked]] = table
     assert recorded == [
-        "tr", ["th.name", "default (as recorded)"], ["td.name", ""], ["td.name", "runs out at 12344"], ["td.number", "–"],
-        ["td.number", "1.95 GiB"], ["td.number", "900.0 MiB"], ["td.number", "1"], ["td.number", "12"], ["td.name", ""],
+        "tr", ["th.name", "default (as recorded)"], ["td.name", ""], ["td.name", "runs out at 12,344"], ["td.number", "–"],
+        ["td.number", "1.95 GiB"], ["td.number", "900.00 MiB"], ["td.number", "1"], ["td.number", "12"], ["td.name", ""],
     ]  # fmt: skip
     assert advised[1:5] == [
         ["th.name", "expandable_segments:True"],
@@ -69,7 +69,7 @@ def test_advice_is_a_row_with_what_was_tried_folded_away():
 
 def test_an_estimate_is_called_one_and_without_a_replay_there_is_no_table():
     row = shown(f"plain(adviceRow({json.dumps({**ADVICE, 'is_exact': False, 'exactness': '', 'torch_version': ''})}))")
-    assert row[-1][-1][1] == ["summary", "3 replays of 12345 requests; an estimate"]
+    assert row[-1][-1][1] == ["summary", "3 replays of 12,345 requests; an estimate"]
     bare = {
         **ADVICE,
         "kind": "unknown",

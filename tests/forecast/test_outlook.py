@@ -149,7 +149,7 @@ def test_flushes_that_leave_less_and_less_are_critical_by_fragmentation():
     )
     told = foretell(job.samples(500))
     assert criticals(told)[0] == (400, Cause.FRAGMENTATION)
-    assert "3 flushes in the last ten minutes, the narrowest left 256 MiB" in told[-1][1].summary
+    assert "3 flushes in the last ten minutes, the narrowest left 256.00 MiB" in told[-1][1].summary
 
 
 def _flushing(left: dict[int, int]) -> Job:
@@ -190,8 +190,8 @@ def test_one_narrow_flush_of_a_job_whose_steps_are_alike_is_worth_a_warning_only
 def test_the_summary_has_the_figures():
     told = dict(foretell(Job(swing=rising(20 * GIB, 3 * GIB / 60)).samples(600)))
     assert told[600].summary == (
-        "70.0 GiB live at its peaks, of 79.0 GiB that it can have; 1024 MiB lie stranded then, in 37 holes now;"
-        " its peaks grow by 3072 MiB a minute; at this rate in 3 min"
+        "70.00 GiB live at its peaks, of 79.00 GiB that it can have; 1.00 GiB lie stranded then, in 37 holes now;"
+        " its peaks grow by 3.00 GiB a minute; at this rate in 3 min"
     )
     assert told[600].margin_ratio is None, "no map came: what is asked for is not known"
 
@@ -268,7 +268,7 @@ def test_holes_of_expandable_segments_come_from_maps():
             into.observe_map(_map(sample.sequence, _large((HOLE,), (LIVE,), expandable=True)))
         forecast = into.forecast(sample.time_us)
     assert forecast is not None
-    assert "2048 MiB lie stranded then" in forecast.summary
+    assert "2.00 GiB lie stranded then" in forecast.summary
 
 
 def test_where_samples_do_not_know_the_device_its_readings_do():

@@ -111,7 +111,7 @@ def test_a_flush_and_an_out_of_memory_error_are_not_normal():
     assert (tally.of(Kind.FLUSH).count, tally.of(Kind.FLUSH).given_back_bytes, tally.ooms) == (1, 20 * MIB, 1)
     assert not found[Subject.FLUSHES].normal
     assert not found[Subject.OOMS].normal
-    assert "1024.00 KiB on the device, when 30.00 MiB was asked for" in found[Subject.OOMS].text
+    assert "1.00 MiB on the device, when 30.00 MiB was asked for" in found[Subject.OOMS].text
 
 
 @pytest.mark.parametrize(("per_step", "normal"), [(False, True), (True, False)])

@@ -161,10 +161,10 @@ def test_what_shrinks_or_goes_is_no_growth():
 @pytest.mark.parametrize(
     ("grown", "text"),
     [
-        (Growth(TensorKind.OTHER, "losses[*]", None, BIG, 50, 200 << 20), "losses[*] (512x1024 float32): +50 tensors, +200.0 MiB"),
-        (Growth(TensorKind.OPTIMIZER_STATE, None, None, None, 1, 20), "optimizer state, no holder found: +1 tensors, +20 B"),
-        (Growth(TensorKind.OTHER, "a", None, None, -1500, -3 << 30), "a: -1,500 tensors, -3.0 GiB"),
-        (Growth(TensorKind.OTHER, "a", None, None, 1, 2048 << 30), "a: +1 tensors, +2,048.0 GiB"),
+        (Growth(TensorKind.OTHER, "losses[*]", None, BIG, 50, 200 << 20), "losses[*] (512x1024 float32): +50 tensors, +200.00 MiB"),
+        (Growth(TensorKind.OPTIMIZER_STATE, None, None, None, 1, 20), "optimizer state, no holder found: +1 tensors, +20 bytes"),
+        (Growth(TensorKind.OTHER, "a", None, None, -1500, -3 << 30), "a: -1,500 tensors, -3.00 GiB"),
+        (Growth(TensorKind.OTHER, "a", None, None, 1, 2048 << 30), "a: +1 tensors, +2.00 TiB"),
     ],
 )  # fmt: skip
 def test_growth_is_told_in_one_line(grown, text):

@@ -169,12 +169,12 @@ OutOfMemoryError at 2023-11-14 22:13:20 UTC (entry 1 of 5): 17.00 MiB asked for,
 What follows shows the moment of the last one; since then 4.00 MiB net of it was freed. --now shows the snapshot.
 
 where the bytes are, at that moment
-  requested          4.00 MiB  20.0%  ██████                         live, as asked for
-  rounding            0 bytes   0.0%                                 live, beyond what was asked for
-  awaiting_free       0 bytes   0.0%                                 freed, waiting for another stream
-  stranded          16.00 MiB  80.0%  ████████████████████████       free, in holes that cannot be given back
-  releasable          0 bytes   0.0%                                 free, empty_cache would give it back
-  private             0 bytes   0.0%                                 free, kept by private pools
+  requested          4.00 MiB  20.0 %  ██████                        live, as asked for
+  rounding            0 bytes   0.0 %                                live, beyond what was asked for
+  awaiting_free       0 bytes   0.0 %                                freed, waiting for another stream
+  stranded          16.00 MiB  80.0 %  ███████████████████████       free, in holes that cannot be given back
+  releasable          0 bytes   0.0 %                                free, empty_cache would give it back
+  private             0 bytes   0.0 %                                free, kept by private pools
   reserved          20.00 MiB
 
 by pool and stream
@@ -213,7 +213,7 @@ def test_without_a_failure_two_sentences_say_what_it_comes_to(shown):
     out = shown(pickled(HEALTHY))[1]
     assert out.split("\n\n")[1] == (
         "20.00 MiB of 40.00 MiB reserved are live; 20.00 MiB are free, and empty_cache would give them back.\n"
-        "A healthy cache: little is stranded (0.0%)."
+        "A healthy cache: little is stranded (0.0 %)."
     )
 
 
@@ -221,7 +221,7 @@ def test_where_much_is_stranded_the_largest_hole_is_told(shown):
     out = shown(pickled(HOLED))[1]
     assert out.split("\n\n")[1] == (
         "9.00 MiB of 20.00 MiB reserved are live; 11.00 MiB lie stranded in 2 holes.\n"
-        "Much is stranded, 55.0% of what is reserved: no hole can serve a request larger than 8.00 MiB."
+        "Much is stranded, 55.0 % of what is reserved: no hole can serve a request larger than 8.00 MiB."
     )
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from allocscope.model import Cause, Event, Forecast, Sample, State
+from allocscope.model.figures import duration, size
 
 RUNBOOK = "docs/runbook"
 """Where the runbook lies in the repository; a URL to put before it is a setting of whoever tells."""
@@ -30,6 +31,8 @@ NODE_FORGOTTEN_AFTER_S = 24 * 3600.0
 """A node that is silent for so long was taken away."""
 THE_COLLECTOR = "the collector"
 """Who lost data, where it was no node."""
+UNKNOWN = "unknown"
+"""In place of a figure."""
 LONGEST_REASON = 160
 """Characters of a reason that somebody else wrote: a summary is one line of a page."""
 
@@ -302,9 +305,9 @@ def alerts_of(forecast: Forecast, subject: Subject) -> tuple[Condition, ...]:
     severities = [s for s in reversed(Severity) if s.level <= worst.level]
     words = {
         "forecast": forecast.summary or "no figures",
-        "headroom": _size(forecast.headroom_bytes),
-        "request": _size(forecast.request_bytes),
-        "left": _duration(forecast.seconds_to_oom),
+        "headroom": size(forecast.headroom_bytes, UNKNOWN),
+        "request": size(forecast.request_bytes, UNKNOWN),
+        "left": duration(forecast.seconds_to_oom, UNKNOWN),
     }
     return tuple(_condition(FORECAST_RULES[cause, severity], subject, words) for severity in severities)
 
@@ -337,14 +340,12 @@ class RetryRounds:
         rounds = len(self._lately(now_us))
         if rounds < THRASHING_ROUNDS:
             return ()
-        return (_condition(THRASHING, subject, {"rounds": str(rounds), "window": _duration(THRASHING_WINDOW_S)}),)
+        return (_condition(THRASHING, subject, {"rounds": str(rounds), "window": duration(THRASHING_WINDOW_S)}),)
 
 
 def oom_alert(event: Event, subject: Subject) -> Condition:
     """An OOM that happened; holds at that moment only."""
-    figures = (
-        f": {_size(event.requested_bytes)} were asked for, {_size(event.device_free_bytes)} of the device were free"
-    )
+    figures = f": {size(event.requested_bytes, UNKNOWN)} were asked for, {size(event.device_free_bytes, UNKNOWN)} of the device were free"
     message = _line(event.message or "", 300)
     return _condition(OOM, subject, {"figures": figures, "message": f"{message} " if message else ""})
 
@@ -353,7 +354,7 @@ def node_alerts(node: str, silent_for_s: float, silent_after_s: float = NODE_SIL
     """Whether a node is silent, by the listener's clock."""
     if silent_for_s < silent_after_s:
         return ()
-    return (_condition(NODE_SILENT, Subject(node=node), {"silent": _duration(silent_for_s)}),)
+    return (_condition(NODE_SILENT, Subject(node=node), {"silent": duration(silent_for_s)}),)
 
 
 def dropping_alert(subject: Subject, dropped_count: int | None, what: str, why: str) -> Condition:
@@ -377,23 +378,3 @@ def _line(text: str, longest: int) -> str:
     """The first line of what somebody else wrote, no longer than that."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
-def _size(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return "unknown"
-    if abs(size_bytes) < 1 << 20:
-        return f"{size_bytes} B"
-    if abs(size_bytes) < 1 << 30:
-        return f"{size_bytes / (1 << 20):.0f} MiB"
-    return f"{size_bytes / (1 << 30):.1f} GiB"
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 2 * 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.0f} h"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from allocscope.cli.capture_owner import printable
-from allocscope.cli.figures import size
+from allocscope.cli.figures import moment
+from allocscope.model.figures import size
 
 if TYPE_CHECKING:
     from allocscope.cli.ask import Json  # no more than its type: `replay --advise` asks no collector
@@ -49,7 +49,7 @@ def _newest(items: Iterable[Json]) -> list[Json]:
 
 
 def _text(one: Json) -> str:
-    head = f"{_whose(one)}, {_moment(one['made_us'])} UTC: {one['kind'].replace('_', ' ')}"
+    head = f"{_whose(one)}, {moment(one['made_us'])} UTC: {one['kind'].replace('_', ' ')}"
     return "\n".join([head, *advice_lines(one)])
 
 
@@ -109,7 +109,3 @@ def _table(trials: Iterable[Json], numbers: Mapping[str, int]) -> Iterator[str]:
 
 def _line(name: str, needs: str, reserved: str, stranded: str, flushes: str, calls: str, end: str) -> str:
     return f"  {name:<{_NAME}} {needs:>10} {reserved:>10} {stranded:>10} {flushes:>7} {calls:>6} {end:>8}"
-
-
-def _moment(time_us: int) -> str:
-    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 from allocscope.cli.ask import PAGE, Collector, Json, Row, answer, parser, read_name
+from allocscope.cli.figures import moment
 from allocscope.cli.known import check_job
 
 HELP = "alerts, the latest first"
@@ -30,10 +30,6 @@ def main(arguments: list[str]) -> int:
 def _rows(got: Json) -> Iterator[Row]:
     yield "since (UTC)", "until", "severity", "state", "alert", "why"
     for alert in got["items"]:
-        until = "" if alert["resolved_us"] is None else _moment(alert["resolved_us"])
-        since = _moment(alert["at_us"])
+        until = "" if alert["resolved_us"] is None else moment(alert["resolved_us"])
+        since = moment(alert["at_us"])
         yield since, until, alert["severity"], alert["state"], alert["name"], alert["summary"]
-
-
-def _moment(time_us: int) -> str:
-    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"

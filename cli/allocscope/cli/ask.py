@@ -24,6 +24,7 @@ import httpx
 
 from allocscope.cli.capture_owner import printable
 from allocscope.cli.prose import fold, prose_width
+from allocscope.model.figures import duration
 
 DEFAULT_URL = "http://127.0.0.1:9464"
 WITHIN_S = 10.0
@@ -242,7 +243,7 @@ class Collector:
             text = f"the certificate of {self.url} is not trusted ({error}); name its CA with --ca or ALLOCSCOPE_CA"
             raise Unanswered(text) from error
         except httpx.TimeoutException as error:
-            raise Unanswered(_nobody(self.url, f"nothing came within {WITHIN_S:.0f} s")) from error
+            raise Unanswered(_nobody(self.url, f"nothing came within {duration(WITHIN_S)}")) from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise Unanswered(_nobody(self.url, error)) from error
 

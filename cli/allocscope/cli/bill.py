@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from allocscope.cli.ask import Json, Row, answer, parser, piece, read_name
 from allocscope.cli.devices import job_text
-from allocscope.cli.figures import size
 from allocscope.cli.owner_text import process_text
+from allocscope.model.figures import size
 
 HELP = "where every byte of a job's devices is"
 MOST_NAMED = 3

@@ -12,8 +12,8 @@ from allocscope.allocator.errors import AllocatorError
 from allocscope.allocator.snapshot import read_snapshot
 from allocscope.cli.capture_files import FileProblem
 from allocscope.cli.capture_owner import printable, whose
-from allocscope.cli.figures import size
 from allocscope.cli.snapshot_file import snapshot_data
+from allocscope.model.figures import duration, size
 from allocscope.model.tensors import Growth, TensorKind, TensorReport, growth
 
 GROUPS, ROWS, GROWN = 15, 10, 20
@@ -62,7 +62,7 @@ def report_text(report: TensorReport) -> str:
 
 
 def _completeness(report: TensorReport) -> str:
-    took = f"looked at within {report.took_us / 1e6:.1f} s"
+    took = f"looked at within {duration(report.took_us / 1e6)}"
     if report.complete and not report.left_out:
         return f"live tensors, {took}"
     return f"live tensors, {took}, not all: {printable('; '.join(report.left_out) or 'the time was over')}"
@@ -145,7 +145,7 @@ def plain_growth(one: Growth) -> dict[str, Any]:
 def growth_text(older: Told, newer: Told) -> str:
     """The same for people."""
     found = grown(older, newer)
-    heading = f"what grew in {(newer.report.time_us - older.report.time_us) / 1e6:,.0f} s"
+    heading = f"what grew in {duration((newer.report.time_us - older.report.time_us) / 1e6)}"
     if older.process_id != newer.process_id:
         heading += " (of another process: the earlier file is of another rank, or of before a restart)"
     lines = [f"  {_growth(one)}" for one in found[:GROWN]] or ["  nothing"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ from allocscope.cli.ask import Json, Row
 from allocscope.cli.capture_owner import printable
 from allocscope.cli.capture_tensors import Told, grown, growth_text, plain_growth, report_text
 from allocscope.cli.capture_wait import whom
-from allocscope.cli.figures import size
+from allocscope.cli.figures import moment
+from allocscope.model.figures import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def kept_rows(got: Json) -> Iterator[Row]:
     yield "taken (UTC)", "job", "rank", "node", "gpu", "why", "history", "tensors", "size", "id"
     for about in got["items"]:
         yield (
-            _moment(about["time_us"]),
+            moment(about["time_us"]),
             printable(about["job"]),
             _number(about["rank"]),
             printable(about["node"]),
@@ -103,15 +103,8 @@ def _heading(each: Fetched) -> str:
 def _contents(about: Json) -> str:
     entries = about["history_entries"]
     history = f"{entries:,} entries of history" if entries else "no history"
-    taken = "" if about["time_us"] is None else f", taken {_moment(about['time_us'])} UTC"
+    taken = "" if about["time_us"] is None else f", taken {moment(about['time_us'])} UTC"
     return f"{whom(about)}{taken}, {size(about['snapshot_bytes'] or 0)}, {history}"
-
-
-def _moment(time_us: int | None) -> str:
-    try:
-        return "" if time_us is None else f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"
-    except (ValueError, OverflowError, OSError):  # somebody's clock
-        return f"{time_us} µs"
 
 
 def _number(value: int | None) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from allocscope.cli.ask import PAGE, Collector, Json, Row, answer, parser, read_name
 from allocscope.cli.capture_owner import printable
-from allocscope.cli.figures import size
 from allocscope.cli.known import check_node
 from allocscope.cli.owner_text import owner_text
+from allocscope.model.figures import size
 
 HELP = "the fleet's devices, and whose the processes on them are"
 

@@ -19,6 +19,7 @@ from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.config import DaemonSettings
 from allocscope.daemon.errors import CredentialsError
 from allocscope.daemon.uplink import CHANNEL_OPTIONS
+from allocscope.model.figures import duration
 
 ABOUT = "collector"
 LARGEST_SKEW_S = 5.0
@@ -76,11 +77,11 @@ def _of_clock(seen: CollectorSight) -> Iterator[Finding]:
         return
     facts = {"skew_s": seen.skew_s, "url": seen.url}
     if abs(seen.skew_s) <= LARGEST_SKEW_S:
-        text = f"this clock goes as the collector's, by {seen.url}, to {LARGEST_SKEW_S:.0f} s"
+        text = f"this clock goes as the collector's, by {seen.url}, to {duration(LARGEST_SKEW_S)}"
         yield Finding("clock", State.WELL, text, facts=facts)
         return
     side = "ahead of" if seen.skew_s > 0 else "behind"
-    text = f"this clock is {abs(seen.skew_s):.0f} s {side} the collector's, by {seen.url}"
+    text = f"this clock is {duration(abs(seen.skew_s))} {side} the collector's, by {seen.url}"
     yield Finding("clock", State.WRONG, text, "set both by NTP (chrony, systemd-timesyncd)", facts)
 
 

@@ -19,6 +19,7 @@ from allocscope.cli.doctor_findings import Finding, State
 from allocscope.cli.doctor_socket import NOBODY, SocketSight, look_at_socket, socket_finding
 from allocscope.daemon.config import DaemonSettings
 from allocscope.model import metrics
+from allocscope.model.figures import duration
 
 ABOUT = "daemon"
 STANDS_STILL_AFTER_S = 60.0
@@ -117,7 +118,7 @@ def _of_loops(figures: Mapping[str, float], now_s: float) -> Iterator[Finding]:
             continue  # it has just begun
         silent_s = None if last_s is None else now_s - last_s
         if silent_s is None or silent_s > STANDS_STILL_AFTER_S:
-            since = "since it began" if silent_s is None else f"for {silent_s:.0f} s"
+            since = "since it began" if silent_s is None else f"for {duration(silent_s)}"
             text = (
                 f"{metrics.BY_NAME[f'allocscope_{loop}_seconds'].help.removeprefix('How long ').removesuffix(' took.')}"
             )

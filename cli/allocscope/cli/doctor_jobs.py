@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from allocscope.cli.doctor_findings import Finding, State
-from allocscope.cli.figures import size
 from allocscope.daemon.nvml import NvmlRound
+from allocscope.model.figures import size
 
 ABOUT = "jobs"
 MOST_TOLD = 20
@@ -75,7 +75,7 @@ def findings_without_daemon(latest: NvmlRound) -> Iterable[Finding]:
     if not users:
         return []
     told = ", ".join(
-        f"pid {process.pid} {size(process.used_bytes) or '?'} of GPU {device.index}"
+        f"pid {process.pid} {size(process.used_bytes, '?')} of GPU {device.index}"
         for process, device in users[:MOST_TOLD]
     )
     how_many = f"{len(users)} processes use devices" if len(users) > 1 else "1 process uses a device"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from allocscope.cli.doctor_findings import Finding, State
-from allocscope.cli.figures import size
 from allocscope.daemon.nvml import SWITCHED_OFF, Nvml, NvmlRound, load_pynvml
 from allocscope.daemon.nvml_device import NvmlDevice
 from allocscope.daemon.nvml_problems import LASTING, REMEDIES, NvmlProblem, ProblemKind
 from allocscope.daemon.nvml_watch import NvmlWatch
+from allocscope.model.figures import size
 
 ABOUT = "nvml"
 
@@ -106,7 +106,7 @@ def _of_device(device: NvmlDevice, parts: int) -> Finding:
         return _of_problem(name, device.problem, **facts)
     if device.in_mig_mode:
         return Finding(ABOUT, State.WELL, f"{name}: in MIG mode, {parts} instances", facts=facts)
-    told = f"{size(device.total_bytes)}, {size(device.free_bytes) or 'not told how much'} free"
+    told = f"{size(device.total_bytes)}, {size(device.free_bytes, 'not told how much')} free"
     users = len(device.processes or ())
     return Finding(
         ABOUT,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allocscope.cli.doctor_findings import Finding, State
-from allocscope.cli.figures import duration, size
+from allocscope.model.figures import duration, size
 
 LEAST_FREE_BYTES = 64 << 20
 MOST_FILES = 100_000

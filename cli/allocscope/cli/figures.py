@@ -1,9 +1,12 @@
-"""Figures for people."""
+"""Sizes as options take them, and moments. How sizes, durations and shares are written: `allocscope.model.figures`."""
 
 from __future__ import annotations
 
 import argparse
 import re
+from datetime import UTC, datetime
+
+from allocscope.model.figures import NOT_KNOWN
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
@@ -16,20 +19,11 @@ def read_size(told: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]]) if "." in found[1] else int(found[1]) * _UNITS[found[2]]
 
 
-def size(bytes_: int | None) -> str:
-    """As PyTorch writes them: `512 bytes`, `2.00 MiB`, `61.20 GiB`, and so as `allocscope.allocator` does in its sentences; "" where it
-    is not known. This one form is for people, --json has bytes.
-    """
-    if bytes_ is None:
-        return ""
-    for unit in ("GiB", "MiB", "KiB"):
-        if abs(bytes_) >= _UNITS[unit]:
-            return f"{bytes_ / _UNITS[unit]:.2f} {unit}"
-    return f"{bytes_} bytes"
-
-
-def duration(seconds: float | None) -> str:
-    """Roughly; "" where it is not known."""
-    if seconds is None:
-        return ""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+def moment(time_us: int | None, unknown: str = NOT_KNOWN) -> str:
+    """`2026-01-31 12:00:00`, in UTC, which a heading or the text behind it says; microseconds of a clock that has no such date."""
+    if time_us is None:
+        return unknown
+    try:
+        return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return f"{time_us} µs"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from allocscope.allocator.diagnosis import (
     DeviceDiagnosis,
@@ -20,9 +19,10 @@ from allocscope.allocator.diagnosis.holes import largest_holes, site_of, sites, 
 from allocscope.allocator.headroom import Way
 from allocscope.allocator.snapshot import AWAITING, INACTIVE, Snapshot, SnapshotSegment
 from allocscope.cli.capture_owner import whose
-from allocscope.cli.figures import size
+from allocscope.cli.figures import moment
 from allocscope.cli.prose import fold
 from allocscope.model import BlockGroup, Line
+from allocscope.model.figures import percent, size
 
 NARROWEST = 60
 HOLES, PINS, SEGMENTS, SITES, GROUPS, FINDINGS, FAILURES = 5, 3, 10, 8, 12, 10, 5
@@ -158,7 +158,7 @@ def _failures(device: DeviceDiagnosis, snapshot: Snapshot, look: Look) -> str:
 
 def _failure(failure: Failure, device: int, snapshot: Snapshot, look: Look) -> Iterator[str]:
     entry = failure.entry
-    when = f" at {_time(entry.time_us)}" if entry.time_us else ""
+    when = f" at {moment(entry.time_us)} UTC" if entry.time_us else ""
     wanted = f"a segment of {size(failure.segment_bytes)} wanted of the device"
     if failure.entry_index is not None:
         when += f" (entry {failure.entry_index} of {len(snapshot.traces[device])})"
@@ -192,7 +192,7 @@ def _bill(moment: Moment, look: Look, heading: str) -> str:
     total = moment.reserved_bytes
     if not total:
         return "nothing is reserved"
-    room = max(look.width - 70, 10)
+    room = max(look.width - 71, 10)
     lines = [look.heading(heading)]
     for entry in moment.lines:
         share = entry.bytes / total
@@ -202,7 +202,7 @@ def _bill(moment: Moment, look: Look, heading: str) -> str:
         if not entry.exact and entry.line is Line.REQUESTED:
             amount = f"≤ {size(entry.bytes)}" if not look.ascii_only else f"<= {size(entry.bytes)}"
         lines.append(
-            f"  {entry.line.value:<13} {amount:>13} {share:6.1%}  {bar}{' ' * (room - len(filled))} {_TOLD[entry.line]}"
+            f"  {entry.line.value:<13} {amount:>13} {percent(share):>7}  {bar}{' ' * (room - len(filled))} {_TOLD[entry.line]}"
         )
     lines.append(f"  {'reserved':<13} {size(total):>13}")
     return "\n".join(line.rstrip() for line in lines)
@@ -338,13 +338,6 @@ def _headroom(device: DeviceDiagnosis, look: Look, *, since_failure: bool) -> st
 
 def _more(count: int, shown: int) -> Iterable[str]:
     return (f"  and {count - shown} more",) if count > shown else ()
-
-
-def _time(time_us: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (OverflowError, ValueError, OSError):
-        return f"{time_us} µs"
 
 
 def _clean(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from allocscope.cli.ask import PAGE, Json, Row, answer, parser
-from allocscope.cli.figures import duration, size
+from allocscope.model.figures import duration, size
 
 HELP = "the fleet's jobs, with state, cause, headroom and time left"
 WORDS = (

@@ -10,8 +10,8 @@ from allocscope.allocator.chronicle.history import DeviceHistory
 from allocscope.allocator.chronicle.judgement import Finding, Subject, judge
 from allocscope.allocator.chronicle.standing import Standing, class_bytes
 from allocscope.allocator.chronicle.tally import AGAIN_WITHIN, Flow, Tally
-from allocscope.allocator.messages import amount
 from allocscope.cli.log_text import NO_SUCH_LINES, beginning_as_text, end_as_text
+from allocscope.model.figures import percent, size
 
 LARGEST_FLOWS = 8
 STREAMS = 12
@@ -109,7 +109,7 @@ def _sources(tally: Tally, findings: dict[Subject, Finding]) -> Iterator[str]:
         ("splitting a block", tally.split_cached),
         ("the driver", tally.driver),
     ):
-        yield f"{name:<20} {count:>11,}  {count / total:>12.1%}"
+        yield f"{name:<20} {count:>11,}  {percent(count / total):>12}"
     yield from _said(findings, Subject.SOURCE)
 
 
@@ -131,9 +131,10 @@ def _classes(account: Account) -> Iterator[str]:
         yield f"{_short(class_bytes(index)):>8}" + "".join(f" {column[index]:>11,}" for column in columns.values())
 
 
-def _short(size: int) -> str:
-    power = min((size.bit_length() - 1) // 10, len(_UNITS) - 1)
-    return f"{size >> (10 * power)} {_UNITS[power]}"
+def _short(bytes_: int) -> str:
+    """A power of two by its name, as `--size` takes it."""
+    power = min((bytes_.bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{bytes_ >> (10 * power)} {_UNITS[power]}"
 
 
 def _streams(tally: Tally, *, recorded: bool) -> Iterator[str]:
@@ -144,7 +145,7 @@ def _streams(tally: Tally, *, recorded: bool) -> Iterator[str]:
     for stream, use in order[:STREAMS]:
         waits = f" {use.waits:>17,}" if recorded else ""
         name = "not told" if stream is None else str(stream) if 0 <= stream < 1 << 16 else hex(stream)
-        yield f"{name:<20} {use.allocations:>11,} {amount(use.allocated_bytes):>14}{waits}"
+        yield f"{name:<20} {use.allocations:>11,} {size(use.allocated_bytes):>14}{waits}"
     if len(order) > STREAMS:
         yield f"and {len(order) - STREAMS:,} more"
 
@@ -164,7 +165,10 @@ def _churn(tally: Tally, findings: dict[Subject, Finding]) -> Iterator[str]:
     if not flow.got and not flow.given_back:
         return
     yield f"\n{'driver':<14} {'got':>8} {'bytes':>11} {'given back':>10} {'bytes':>11} {'got again':>9} {'bytes':>11}"
-    rows = [(_short(size) if size & (size - 1) == 0 else amount(size), each) for size, each in tally.segments.items()]
+    rows = [
+        (_short(bytes_) if bytes_ & (bytes_ - 1) == 0 else size(bytes_), each)
+        for bytes_, each in tally.segments.items()
+    ]
     rows.sort(key=lambda row: -(row[1].got_bytes + row[1].given_back_bytes))
     if tally.pages.got or tally.pages.given_back:
         rows.insert(0, ("pages", tally.pages))
@@ -182,8 +186,8 @@ def _churn(tally: Tally, findings: dict[Subject, Finding]) -> Iterator[str]:
 
 def _flow(name: str, flow: Flow) -> str:
     return (
-        f"{name:<14} {flow.got:>8,} {amount(flow.got_bytes):>11} {flow.given_back:>10,} {amount(flow.given_back_bytes):>11} "
-        f"{flow.again:>9,} {amount(flow.again_bytes):>11}"
+        f"{name:<14} {flow.got:>8,} {size(flow.got_bytes):>11} {flow.given_back:>10,} {size(flow.given_back_bytes):>11} "
+        f"{flow.again:>9,} {size(flow.again_bytes):>11}"
     )
 
 
@@ -193,7 +197,7 @@ def _causes(tally: Tally, findings: dict[Subject, Finding]) -> Iterator[str]:
         if not releases.count and kind is not Kind.FLUSH:
             continue
         unsure = f", {releases.unsure:,} of them not for sure" if releases.unsure else ""
-        gave = f"  gave back {amount(releases.given_back_bytes)}{unsure}" if releases.count else ""
+        gave = f"  gave back {size(releases.given_back_bytes)}{unsure}" if releases.count else ""
         yield f"\n{name:<20} {releases.count:>11,}{gave}"
         if subject is not None:
             yield from _said(findings, subject)

@@ -24,8 +24,8 @@ from allocscope.allocator.chronicle.events import (
     WaitOver,
 )
 from allocscope.allocator.chronicle.history import DeviceHistory
-from allocscope.allocator.messages import amount
 from allocscope.allocator.snapshot import DEFAULT_POOL
+from allocscope.model.figures import size
 
 NO_SUCH_LINES = (
     "PyTorch itself prints no such lines: no release from 2.0.1 to 2.14.1 does, and nothing reads TORCH_CUDA_ALLOC_LOG_LEVEL. Here is what they "
@@ -83,11 +83,11 @@ class LineText:
         if told is None:
             told = self._pools[pool] = (_number(pool.device), _stream(pool.stream), _pool(pool))
         requested: int | None = getattr(event, "requested_bytes", None)
-        size: int | None = getattr(event, "block_bytes", None)
+        block_bytes: int | None = getattr(event, "block_bytes", None)
         address: int | None = getattr(event, "address", None)
         return (
             f"{self._moment(event.time_us):>{self._width}} {told[0]:<3} {event.kind.value:<13} {'' if address is None else hex(address):<14} "
-            f"{'' if requested is None else amount(requested):>12} {'' if size is None else amount(size):>12} "
+            f"{'' if requested is None else size(requested):>12} {'' if block_bytes is None else size(block_bytes):>12} "
             f"{told[1]:<6} {told[2]:<5} {self._what[type(event)](event)}"
         )
 
@@ -131,8 +131,8 @@ def _allocated(event: Allocated) -> str:
     if event.driver is None or hole is None or left is None:
         return "allocated"
     if event.driver:
-        return f"from the driver; {amount(left)} of {amount(hole)} is left" if left else "from the driver"
-    return f"splits a free block of {amount(hole)}; {amount(left)} is left" if left else "a free block as it was"
+        return f"from the driver; {size(left)} of {size(hole)} is left" if left else "from the driver"
+    return f"splits a free block of {size(hole)}; {size(left)} is left" if left else "a free block as it was"
 
 
 def _freed(event: Freed) -> str:
@@ -151,29 +151,29 @@ def _back_in(pool: Pool) -> str:
 def _merged(event: Merged) -> str:
     before, behind, freed = event.before_bytes, event.behind_bytes, event.freed_bytes
     if before is None or behind is None:
-        return f"joined with a free block beside it{'' if freed is None else f', itself {amount(freed)}'}"
-    beside = [f"{amount(size)} {where}" for size, where in ((before, "before"), (behind, "behind")) if size]
-    return f"{amount(freed or 0)} joins the free {' and '.join(beside)} it"
+        return f"joined with a free block beside it{'' if freed is None else f', itself {size(freed)}'}"
+    beside = [f"{size(each)} {where}" for each, where in ((before, "before"), (behind, "behind")) if each]
+    return f"{size(freed or 0)} joins the free {' and '.join(beside)} it"
 
 
 def _release(event: Release) -> str:
-    needed = "" if event.needed_bytes is None else f" ({amount(event.needed_bytes)} wanted)"
+    needed = "" if event.needed_bytes is None else f" ({size(event.needed_bytes)} wanted)"
     pieces = "1 piece follows" if event.pieces == 1 else f"{event.pieces:,} pieces follow"
     return f"{_WHY[event.kind]}{needed}; {pieces}{'' if event.sure else _UNSURE.get(event.kind, '')}"
 
 
 def _out_of_memory(event: OutOfMemory) -> str:
-    device = "" if event.device_free_bytes is None else f" and {amount(event.device_free_bytes)} on the device"
+    device = "" if event.device_free_bytes is None else f" and {size(event.device_free_bytes)} on the device"
     usable = (
-        f"{amount(event.pool_free_bytes)} of its pool and stream in {event.pool_hole_count:,}, the largest {amount(event.pool_largest_bytes)}"
+        f"{size(event.pool_free_bytes)} of its pool and stream in {event.pool_hole_count:,}, the largest {size(event.pool_largest_bytes)}"
         if event.pool_hole_count
         else "none of its pool and stream"
     )
-    return f"OutOfMemoryError: free are {amount(event.free_bytes)} in {event.hole_count:,} holes ({usable}){device}"
+    return f"OutOfMemoryError: free are {size(event.free_bytes)} in {event.hole_count:,} holes ({usable}){device}"
 
 
 def _retry(event: Retry) -> str:
-    free = "" if event.device_free_bytes is None else f"; {amount(event.device_free_bytes)} was free"
+    free = "" if event.device_free_bytes is None else f"; {size(event.device_free_bytes)} was free"
     return f"the driver had no room{free}"
 
 
@@ -184,7 +184,7 @@ def beginning_as_text(history: DeviceHistory) -> Iterator[str]:
     """What there was before the first event."""
     count = len(history.live_before)
     if history.reserved_before:
-        before = f"{amount(history.reserved_before)} reserved and {amount(sum(history.live_before))} in use in {count:,} blocks before that"
+        before = f"{size(history.reserved_before)} reserved and {size(sum(history.live_before))} in use in {count:,} blocks before that"
     else:
         before = "nothing reserved before that"
     first, last = history.times_us

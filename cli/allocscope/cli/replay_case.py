@@ -13,7 +13,7 @@ from allocscope.allocator.errors import ReplayError
 from allocscope.allocator.simulator import Simulator
 from allocscope.allocator.simulator.replay import Case, Failure, case_of, golden_of, replay_golden, serve, simulator_of
 from allocscope.allocator.snapshot import GZIP_MAGIC, TraceEntry
-from allocscope.cli.figures import size
+from allocscope.model.figures import size
 
 LIMIT_BYTES = 1 << 30
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from allocscope.allocator.simulator.history import Outcome
 from allocscope.allocator.simulator.what_if import WhatIf
 from allocscope.cli.advise_text import advice_lines
-from allocscope.cli.figures import size
 from allocscope.model import Advice
 from allocscope.model.advice_plain import advice_to_plain
+from allocscope.model.figures import size
 
 _NAME = 27
 _HEADINGS = ("reserved", "stranded", "flushes", "got/returned")

@@ -15,7 +15,6 @@ from allocscope.allocator.advice.circumstances import circumstances_of
 from allocscope.allocator.advice.hazards import hazards_of_advice
 from allocscope.allocator.advice.words import costs_of
 from allocscope.allocator.conf import conf_in_force
-from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.settings import parse_settings
 from allocscope.allocator.simulator.asked import Asked, pack
 from allocscope.allocator.simulator.history import History
@@ -24,6 +23,7 @@ from allocscope.allocator.simulator.what_if import Source
 from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
 from allocscope.collector.advice_words import ESTIMATE
 from allocscope.model import Advice, AdviceKind, Trial
+from allocscope.model.figures import size
 
 _NEWEST_RELEASE = (2, 14)
 

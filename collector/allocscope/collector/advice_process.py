@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from allocscope.collector.advice_task import Failure, Limits, answer_of_line
 from allocscope.model import Advice
+from allocscope.model.figures import duration
 
 WORKER = (sys.executable, "-P", "-m", "allocscope.collector.advice_worker")
 LARGEST_ANSWER_BYTES = 4 << 20
@@ -70,7 +71,7 @@ async def _answered(worker: asyncio.subprocess.Process, limits: Limits) -> Repla
                 _read(worker.stdout, said, LARGEST_ANSWER_BYTES), _read_last(worker.stderr, complained), worker.wait()
             )
     except TimeoutError:
-        failure = Failure("time", f"the replay took longer than {limits.time_s:.0f} s (advice_time_limit_s)")
+        failure = Failure("time", f"the replay took longer than {duration(limits.time_s)} (advice_time_limit_s)")
     advice, told = _understood(bytes(said))
     if failure is None and (told is not None or advice):
         failure = told or _how_it_ended(worker.returncode)

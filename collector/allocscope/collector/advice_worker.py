@@ -36,6 +36,7 @@ from allocscope.collector.advice_task import (
 )
 from allocscope.collector.advice_words import ESTIMATE, how_exact
 from allocscope.model import Advice
+from allocscope.model.figures import size
 
 NICENESS = 10
 FOR_TRIALS = 0.7
@@ -63,8 +64,9 @@ def main() -> int:
 
 def _failure(error: Exception, limits: Limits) -> Failure:
     if isinstance(error, MemoryError) or isinstance(error.__cause__, MemoryError):
-        limit_mib = limits.memory_bytes >> 20
-        return Failure("memory", f"the replay needs more than {limit_mib} MiB of memory (advice_memory_bytes)")
+        return Failure(
+            "memory", f"the replay needs more than {size(limits.memory_bytes)} of memory (advice_memory_bytes)"
+        )
     return Failure("snapshot", str(error))
 
 

@@ -14,6 +14,7 @@ import structlog
 from allocscope.collector.arrivals import Claim, Refused, claim_of
 from allocscope.collector.observation import Observation
 from allocscope.collector.whole_gzip import WholeGzip
+from allocscope.model.figures import duration
 from allocscope.proto.v1 import capture_service_pb2, capture_service_pb2_grpc
 from allocscope.storage.captures import CaptureArrival, CaptureStore, Dropped, Kept
 from allocscope.storage.errors import StorageError, Unstorable
@@ -221,7 +222,7 @@ async def _next(requests: Requests) -> Request | None:
         async with asyncio.timeout(WITHIN_S):
             return await anext(requests, None)
     except TimeoutError:
-        text = f"nothing came for {WITHIN_S:.0f} s: send the capture again"
+        text = f"nothing came for {duration(WITHIN_S)}: send the capture again"
         raise Refused(grpc.StatusCode.DEADLINE_EXCEEDED, text, None) from None
 
 

@@ -18,6 +18,7 @@ from allocscope.collector.nodes import Hello, Nodes, NodeState, NodeTaken
 from allocscope.collector.observation import Observation
 from allocscope.collector.orders import Orders
 from allocscope.collector.writer import Arrival, Writer
+from allocscope.model.figures import duration
 from allocscope.model.wire import LARGEST_STORED
 from allocscope.proto.v1 import collector_service_pb2, collector_service_pb2_grpc
 from allocscope.storage.errors import NodeNameTaken, StorageError
@@ -156,7 +157,7 @@ class IngestService(collector_service_pb2_grpc.CollectorServiceServicer):
             async with asyncio.timeout(HELLO_WITHIN_S):
                 first = await anext(requests, None)
         except TimeoutError:
-            raise _Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {HELLO_WITHIN_S:.0f} s") from None
+            raise _Refused(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {duration(HELLO_WITHIN_S)}") from None
         if first is None or first.WhichOneof("message") != "hello":
             raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "the first request of a stream must be the hello")
         hello = Hello(

@@ -15,6 +15,7 @@ import structlog
 
 from allocscope.collector.observation import Observation
 from allocscope.model import wire
+from allocscope.model.figures import duration
 from allocscope.proto.v1.collector_service_pb2 import ProcessOrder
 from allocscope.storage.captures import CaptureRecord, CaptureState, CaptureStore
 from allocscope.storage.errors import StorageError
@@ -133,10 +134,10 @@ def _due_us(record: CaptureRecord) -> int:
 
 def why_late(record: CaptureRecord) -> str:
     """Why there is no snapshot, for people."""
-    minutes = (ANSWER_WITHIN_US + (record.history_us or 0)) / 60e6
+    waited = duration((ANSWER_WITHIN_US + (record.history_us or 0)) / 1e6)
     if record.state is CaptureState.SENT:
         return (
-            f"node {record.node!r} was told of it, and no answer came within {minutes:.0f} minutes: does its daemon reach the"
+            f"node {record.node!r} was told of it, and no answer came within {waited}: does its daemon reach the"
             " collector, and is it of a version that takes captures? Its log says more"
         )
-    return f"node {record.node!r} had no stream to a collector for {minutes:.0f} minutes: look whether its daemon runs"
+    return f"node {record.node!r} had no stream to a collector for {waited}: look whether its daemon runs"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from allocscope.model.captures import Capture, CaptureNote
+from allocscope.model.figures import duration
 from allocscope.model.orders import CaptureOrder
 
 MOST_ORDERS = 256
@@ -80,7 +81,7 @@ class CaptureOrders:
             return "the process is not on its node any more, or has no probe that takes orders"
         if self._clock() - ordered.at_s > ordered.patience_s:
             return (
-                f"the process left no capture within {ordered.patience_s:.0f} s of the order: it may hang in a call, or may"
+                f"the process left no capture within {duration(ordered.patience_s)} of the order: it may hang in a call, or may"
                 " not write to the folder for captures beside its daemon's socket (its log says so)"
             )
         return None

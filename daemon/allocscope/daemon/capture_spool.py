@@ -26,6 +26,7 @@ from allocscope.daemon.capture_losses import CaptureLosses
 from allocscope.daemon.durable import sync_folder
 from allocscope.daemon.errors import SpoolError
 from allocscope.model.captures import UNFINISHED_SUFFIX
+from allocscope.model.figures import duration
 from allocscope.proto.v1 import capture_pb2
 from allocscope.proto.v1.capture_service_pb2 import CaptureHello
 
@@ -147,7 +148,7 @@ class CaptureSpool:
         """Give up what is too old."""
         for capture in self.captures():
             if self._clock() - capture.kept_s > OLDEST_S:
-                why = f"the collector has not taken it in {OLDEST_S / 86400:.0f} days; is it reachable, and new enough?"
+                why = f"the collector has not taken it in {duration(OLDEST_S)}; is it reachable, and new enough?"
                 self._lose(capture, "too_old", why)
 
     def _lose(self, capture: SpooledCapture, reason: str, why: str) -> None:

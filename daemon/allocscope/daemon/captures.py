@@ -22,6 +22,7 @@ from allocscope.daemon.keeper import Keeper
 from allocscope.daemon.notes import Figures, OnDisk, ReadNote, read_note
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.presence import Presence
+from allocscope.model.figures import duration
 from allocscope.model.identity import Process
 from allocscope.model.wire import WireError, capture_to_wire
 from allocscope.proto.v1.capture_service_pb2 import CaptureHello
@@ -227,7 +228,7 @@ class Captures:
             return None
         if waited_s < SNAPSHOT_WITHIN_S:
             return None
-        return f"its process did not write the snapshot within {waited_s:.0f} s"
+        return f"its process did not write the snapshot within {duration(waited_s)}"
 
     def _packed(self, task: asyncio.Task[None]) -> None:
         self._packing = None

@@ -8,6 +8,7 @@ import zlib
 from typing import BinaryIO
 
 from allocscope.daemon.capture_spool import CaptureSpool, SpooledCapture, end_of, keep
+from allocscope.model.figures import size
 from allocscope.proto.v1.capture_service_pb2 import CaptureHello
 
 READ_BYTES = 1 << 20
@@ -100,7 +101,7 @@ class Packing:
         disk = os.statvfs(self._spool.folder)
         left_free = min(disk.f_blocks * disk.f_frsize * LEFT_FREE_RATIO, MOST_LEFT_FREE_BYTES)
         if disk.f_bavail * disk.f_frsize < left_free:
-            raise OSError(errno.ENOSPC, f"less than {left_free / (1 << 20):.0f} MiB are left free")
+            raise OSError(errno.ENOSPC, f"less than {size(left_free)} are left free")
 
 
 def strip(spool: CaptureSpool, capture: SpooledCapture, problem: str) -> None:

@@ -11,6 +11,8 @@ from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from allocscope.model.figures import size
+
 
 class TensorKind(Enum):
     """What a Storage is for; of one that is several things the first of these."""
@@ -198,20 +200,16 @@ class Growth:
 
     @property
     def text(self) -> str:
-        """In one line: `losses[*] (512x1024 float32): +50 tensors, +100.0 MiB`."""
+        """In one line: `losses[*] (512x1024 float32): +50 tensors, +100.00 MiB`."""
         name = self.holder or f"{self.kind.value.replace('_', ' ')}, no holder found"
         view = f" ({self.view.text})" if self.view else ""
         return f"{name}{view}: {self.storage_count:+,} tensors, {_signed(self.bytes)}"
 
 
 def _signed(bytes_: int) -> str:
-    size, unit = float(bytes_), 0
-    while abs(size) >= 1024 and unit < len(_UNITS) - 1:
-        size, unit = size / 1024, unit + 1
-    return f"{size:+,.1f} {_UNITS[unit]}" if unit else f"{bytes_:+,} B"
+    return f"{'+' if bytes_ >= 0 else ''}{size(bytes_)}"
 
 
-_UNITS = ("B", "KiB", "MiB", "GiB")
 _Key = tuple[TensorKind, "str | None", "str | None", "View | None"]
 
 

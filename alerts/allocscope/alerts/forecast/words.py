@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from allocscope.model.figures import duration, size
+
 if TYPE_CHECKING:
     from allocscope.alerts.forecast.facts import Facts
 
@@ -58,14 +60,13 @@ def _left(facts: Facts) -> list[str]:
     soon, late = left / (1 + unevenness), left / max(1 - unevenness, 0.25)
     if late < 60:
         return ["at this rate within a minute"]
-    return [f"at this rate in {_minutes(soon, late)}"]
+    return [f"at this rate in {_between(soon, late)}"]
 
 
-def _minutes(soon: float, late: float) -> str:
-    low, high = round(soon / 60), max(round(late / 60), 1)
-    return f"{high} min" if low == high else f"{low} to {high} min"
-
-
-def size(size_bytes: float) -> str:
-    """In MiB, or GiB from ten on."""
-    return f"{size_bytes / (1 << 20):.0f} MiB" if abs(size_bytes) < 10 << 30 else f"{size_bytes / (1 << 30):.1f} GiB"
+def _between(soon: float, late: float) -> str:
+    """`3 min`, `3 to 5 min`, `90 s to 3 min`."""
+    low, high = duration(soon), duration(late)
+    if low == high:
+        return high
+    number, unit = low.split(" ")
+    return f"{number if high.endswith(f' {unit}') else low} to {high}"

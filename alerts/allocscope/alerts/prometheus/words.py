@@ -5,8 +5,9 @@ A figure that is not exposed reads "unknown", as it does where the collector tel
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from allocscope.alerts.prometheus import templates
 from allocscope.alerts.prometheus.expressions import DROPPED, FORECAST_FIRST, allocators
 from allocscope.alerts.rules import (
     DROPPING_DATA,
@@ -16,10 +17,12 @@ from allocscope.alerts.rules import (
     THE_COLLECTOR,
     THRASHING,
     THRASHING_WINDOW_S,
+    UNKNOWN,
     Incident,
     Rule,
 )
 from allocscope.model import metrics
+from allocscope.model.figures import duration
 
 PLACE = ("node", "rank", "gpu", "uuid")
 """Where to look first, as annotations."""
@@ -38,8 +41,8 @@ def annotated(rule: Rule, runbook_address: str | None = None) -> dict[str, str]:
     summary, description = rule.summary.format_map(words) + _others(rule), rule.description.format_map(words)
     at = f"{{{{ $at := {first}.Labels }}}}" if first else ""
     return {
-        "summary": at + summary,
-        "description": at + description if "$at" in description else description,
+        "summary": templates.defined(at + summary),
+        "description": templates.defined(at + description if "$at" in description else description),
         "runbook_url": rule.runbook_url_at(runbook_address),
         **({name: f"{{{{ {first}.Labels.{name} }}}}" for name in PLACE} if first else {}),
     }
@@ -66,7 +69,7 @@ def _others(rule: Rule) -> str:
 
 def _words(rule: Rule) -> Mapping[str, str]:
     if rule == NODE_SILENT:
-        return {"node": "{{ $labels.node }}", "silent": "{{ $value | humanizeDuration }}"}
+        return {"node": "{{ $labels.node }}", "silent": templates.duration("$value")}
     if rule == DROPPING_DATA:
         lost = f'{_asked(f"sum by (what, reason) ({DROPPED}{{node=%q}})", "$labels.node")} | sortByLabel "what"'
         comma, one = "{{ if $i }}, {{ end }}", "{{ .Value }} {{ .Labels.what }} ({{ .Labels.reason }})"
@@ -74,24 +77,24 @@ def _words(rule: Rule) -> Mapping[str, str]:
         return {"who": _LOST_BY, "dropped": "{{ $value }}", "what": "things", "why": why}
     words = {"who": _WHO, "job": "{{ $labels.job }}"}
     if rule == THRASHING:
-        return {**words, "rounds": "{{ $value }}", "window": f"{THRASHING_WINDOW_S / 60:.0f} min"}
+        return {**words, "rounds": "{{ $value }}", "window": duration(THRASHING_WINDOW_S)}
     if rule == OOM:
         return {**words, "figures": "", "message": ""}
     request, headroom = _size(metrics.FORECAST_REQUEST_BYTES), _size(metrics.HEADROOM_BYTES)
-    left = _figure("min", metrics.FORECAST_SECONDS_TO_OOM, "humanizeDuration")
+    left = _figure("min", metrics.FORECAST_SECONDS_TO_OOM, templates.duration)
     forecast = f"asks for up to {request} at once, {headroom} would fit now"
     return {**words, "forecast": forecast, "headroom": headroom, "request": request, "left": left}
 
 
 def _size(metric: metrics.Metric) -> str:
-    return _figure("max", metric, 'humanize1024 | printf "%sB"')
+    return _figure("max", metric, templates.size)
 
 
-def _figure(aggregate: str, metric: metrics.Metric, shown: str) -> str:
+def _figure(aggregate: str, metric: metrics.Metric, shown: Callable[[str], str]) -> str:
     """Of the rank that goes first."""
     query = f"{aggregate}({metric.name}{{job=%q,rank=%q,uuid=%q}})"
     asked = f"(printf `{query}` $labels.job $at.rank $at.uuid | query)"
-    return f"{{{{ with {asked} }}}}{{{{ . | first | value | {shown} }}}}{{{{ else }}}}unknown{{{{ end }}}}"
+    return f"{{{{ with {asked} }}}}{shown('(. | first | value)')}{{{{ else }}}}{UNKNOWN}{{{{ end }}}}"
 
 
 def _asked(query: str, argument: str = "$labels.job") -> str:

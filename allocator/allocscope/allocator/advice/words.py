@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from allocscope.allocator.advice.attempt import Attempt
 from allocscope.allocator.advice.demand import Demand
-from allocscope.allocator.diagnosis.failure import size
 from allocscope.model import Trial
+from allocscope.model.figures import percent, size
 
 _TOLD = 0.1
 """A difference in figures beside the point is told from this share on."""
@@ -115,7 +115,7 @@ def outlook(demand: Demand, left_bytes: int | None) -> str | None:
         return None
     left = max(left_bytes, 0)
     if demand.growth_bytes and left < 2 * demand.growth_bytes:
-        lasts = f"{left / demand.growth_bytes / 2:.0%} of the time recorded here"
+        lasts = f"{percent(left / demand.growth_bytes / 2)} of the time recorded here"
         return f"{_grew(demand)} If that goes on, what is left lasts for {lasts}."
     if left < demand.other_growth_bytes:
         return (

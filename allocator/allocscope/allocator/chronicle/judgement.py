@@ -9,7 +9,7 @@ from enum import StrEnum
 from allocscope.allocator.chronicle.events import Kind
 from allocscope.allocator.chronicle.standing import Level
 from allocscope.allocator.chronicle.tally import AGAIN_WITHIN, Tally
-from allocscope.allocator.messages import amount
+from allocscope.model.figures import size
 
 LATE_DRIVER_SHARE = 0.01
 """Once it is warm, a job whose sizes repeat gets no more than this share of its allocations from the driver."""
@@ -63,14 +63,14 @@ def _findings(tally: Tally, peak: Level | None) -> Iterator[Finding]:
             Subject.WAITS,
             True,
             "record_stream keeps a block that was freed until other streams are done with it, as it should; until the next allocation "
-            f"after that nobody can use it. At most {amount(tally.waiting_peak_bytes)} waited at once",
+            f"after that nobody can use it. At most {size(tally.waiting_peak_bytes)} waited at once",
         )
     if peak is not None and peak.reserved_bytes:
         unused = max(peak.reserved_bytes - peak.used_bytes, 0)
         yield Finding(
             Subject.UNUSED,
             True,
-            f"when most was in use, {amount(peak.used_bytes)}, {amount(unused)} more was reserved. That is not fragmentation: most of it "
+            f"when most was in use, {size(peak.used_bytes)}, {size(unused)} more was reserved. That is not fragmentation: most of it "
             "is as a rule cache for the next request. What of it lies in holes that cannot be given back, allocscope inspect tells",
         )
     yield from _failures(tally)
@@ -100,14 +100,14 @@ def _churn(tally: Tally) -> Iterator[Finding]:
     flow = tally.flow
     if not flow.given_back:
         return
-    back = f"{amount(flow.given_back_bytes)} was given back to the driver"
+    back = f"{size(flow.given_back_bytes)} was given back to the driver"
     if flow.again_bytes * 10 <= flow.given_back_bytes:
         yield Finding(Subject.CHURN, True, f"{back}, and hardly any of it was wanted again soon")
     else:
         yield Finding(
             Subject.CHURN,
             False,
-            f"{back}, and {amount(flow.again_bytes)} of the same was got again within {AGAIN_WITHIN:,} allocations. This is the costly thing: "
+            f"{back}, and {size(flow.again_bytes)} of the same was got again within {AGAIN_WITHIN:,} allocations. This is the costly thing: "
             "cudaFree waits for the whole device, and cudaMalloc is slow; look at what gave it back",
         )
 
@@ -142,13 +142,13 @@ def _failures(tally: Tally) -> Iterator[Finding]:
     last = tally.last_oom
     if last is not None:
         holes = "hole" if last.hole_count == 1 else "holes"
-        text = f"at the last of them {amount(last.free_bytes)} was free in {last.hole_count:,} {holes} of the allocator"
+        text = f"at the last of them {size(last.free_bytes)} was free in {last.hole_count:,} {holes} of the allocator"
         if last.pool_hole_count:
-            text += f", but the largest that its stream and pool could use was {amount(last.pool_largest_bytes)}"
+            text += f", but the largest that its stream and pool could use was {size(last.pool_largest_bytes)}"
         else:
             text += ", none of which its stream and pool could use" if last.hole_count else ""
-        told = f", and {amount(last.device_free_bytes)} on the device" if last.device_free_bytes is not None else ""
-        text += f"{told}, when {amount(last.requested_bytes)} was asked for. allocscope inspect tells why"
+        told = f", and {size(last.device_free_bytes)} on the device" if last.device_free_bytes is not None else ""
+        text += f"{told}, when {size(last.requested_bytes)} was asked for. allocscope inspect tells why"
         yield Finding(Subject.OOMS, False, text)
     elif tally.ooms:
         yield Finding(Subject.OOMS, False, "allocscope oom tells what their texts prove")

@@ -9,6 +9,7 @@ from allocscope.allocator.messages import Verdict
 from allocscope.allocator.settings import SMALL_MAX_BYTES, AllocatorSettings
 from allocscope.allocator.snapshot import DEFAULT_POOL, TraceEntry
 from allocscope.model import BlockGroup, Line, Pool
+from allocscope.model.figures import size
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def _judge_segment(
         return Verdict.LIMIT, _limit(device_free, segment_bytes, settings)
     inside = _inside(moment)
     together = inside + (device_free or 0)
-    free = f"{size(inside)} was free inside the allocator and {_known(device_free)} on the device: together {size(together)}"
+    free = f"{_apart(inside, device_free)}: together {size(together)}"
     if together >= segment_bytes:
         return Verdict.FRAGMENTATION, (f"{free}, enough for {size(segment_bytes)}",)
     least = max(segment_bytes - settings.page_bytes(small=False), 0)  # a segment is larger than its request by less
@@ -88,13 +89,18 @@ def _judge(
     inside = _inside(moment)
     together = inside + (device_free or 0)
     enough = "enough" if together >= entry.size else "too little"
-    free = f"{size(inside)} was free inside the allocator and {_known(device_free)} on the device"
+    free = _apart(inside, device_free)
     reasons = (f"{free}: together {size(together)}, {enough} for {size(entry.size)}", *_where_free(moment, entry))
     if together >= entry.size:
         return Verdict.FRAGMENTATION, reasons
     if device_free is None:
         return Verdict.UNKNOWN, reasons
     return Verdict.CAPACITY, reasons
+
+
+def _apart(inside: int, device_free: int | None) -> str:
+    on_device = size(device_free, "an unknown amount")
+    return f"{size(inside)} was free inside the allocator and {on_device} on the device"
 
 
 def _limit(device_free: int, segment_bytes: int, settings: AllocatorSettings) -> tuple[str, str]:
@@ -130,15 +136,3 @@ def _serves(group: BlockGroup, pool: Pool, entry: TraceEntry) -> bool:
 
 def _free(group: BlockGroup) -> int:
     return group.stranded_bytes + group.releasable_bytes + group.private_bytes
-
-
-def _known(amount: int | None) -> str:
-    return "an unknown amount" if amount is None else size(amount)
-
-
-def size(amount: int) -> str:
-    """Bytes for people, as PyTorch writes them."""
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if abs(amount) >= 1 << power:
-            return f"{amount / (1 << power):.2f} {unit}"
-    return f"{amount} bytes"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from allocscope.allocator.diagnosis.failure import size
 from allocscope.allocator.diagnosis.holes import hole_count, largest_holes
 from allocscope.allocator.diagnosis.moment import Moment
 from allocscope.model import Line
+from allocscope.model.figures import percent, size
 
 MUCH, LITTLE = 4, 20
 """Stranded is much from one part in so many of what is reserved on, little below one in so many."""
@@ -52,7 +52,7 @@ def _holes(moment: Moment) -> str:
 
 def _opinion(moment: Moment) -> str:
     stranded = moment.bytes_of(Line.STRANDED)
-    share = f"{stranded / moment.reserved_bytes:.1%}"
+    share = percent(stranded / moment.reserved_bytes)
     if much_stranded(moment):
         largest = max((hole.size for hole in largest_holes(moment.segments, 1)), default=0)
         return (

@@ -78,7 +78,7 @@ def about(between: Range) -> str:
 
 
 def amount(amount_bytes: int) -> str:
-    """An amount as PyTorch prints it: `17.20 GiB`, `1024.00 MiB`."""
+    """As PyTorch prints it in the texts that are quoted or made after it: `17.20 GiB`, `1024.00 MiB` (`allocscope.model.figures`: `1.00 GiB`)."""
     for step, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if amount_bytes > step:
             return f"{amount_bytes / step:.2f} {unit}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+from allocscope.allocator.messages import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,17 @@ def out_of_memory(shortage: Shortage, *, hint: bool, documentation: str) -> str:
     s = shortage
     private = s.private_free_bytes
     text = (
-        f"CUDA out of memory. Tried to allocate {size(s.segment_bytes)}. GPU {s.device_index} has a total capacity of "
-        f"{size(s.total_bytes)} of which {size(s.free_bytes)} is free. "
+        f"CUDA out of memory. Tried to allocate {amount(s.segment_bytes)}. GPU {s.device_index} has a total capacity of "
+        f"{amount(s.total_bytes)} of which {amount(s.free_bytes)} is free. "
     )
     if s.process_bytes is not None:
-        text += f"Including non-PyTorch memory, this process has {size(s.process_bytes)} memory in use. "
+        text += f"Including non-PyTorch memory, this process has {amount(s.process_bytes)} memory in use. "
     if s.allowed_bytes is not None:
-        text += f"{size(s.allowed_bytes)} allowed; "
-    text += f"Of the allocated memory {size(s.allocated_bytes + private)} is allocated by PyTorch, "
+        text += f"{amount(s.allowed_bytes)} allowed; "
+    text += f"Of the allocated memory {amount(s.allocated_bytes + private)} is allocated by PyTorch, "
     if private > 0:
-        text += f"with {size(private)} allocated in private pools (e.g., CUDA Graphs), "
-    text += f"and {size(s.reserved_bytes - s.allocated_bytes - private)} is reserved by PyTorch but unallocated."
+        text += f"with {amount(private)} allocated in private pools (e.g., CUDA Graphs), "
+    text += f"and {amount(s.reserved_bytes - s.allocated_bytes - private)} is reserved by PyTorch but unallocated."
     if hint:
         text += (
             " If reserved but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -53,16 +53,5 @@ def rejected(request_bytes: int) -> str:
     """The text where throw_on_cudamalloc_oom refuses a request; from 2.12 on."""
     return (
         "CUDA out of memory. Allocation was preemptively rejected because it would exceed per_process_memory_fraction "
-        f"limit. Requested size: {size(request_bytes)}"
+        f"limit. Requested size: {amount(request_bytes)}"
     )
-
-
-def size(number: int) -> str:
-    """Bytes as PyTorch prints them."""
-    if number <= KIB:
-        return f"{number} bytes"
-    if number <= MIB:
-        return f"{number / KIB:.2f} KiB"
-    if number <= GIB:
-        return f"{number / MIB:.2f} MiB"
-    return f"{number / GIB:.2f} GiB"

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from allocscope.model.figures import duration
+
 READY_WITHIN_S = 30.0
 """A service that has not told its addresses by then has failed; it takes one second on an idle machine."""
 STOP_WITHIN_S = 10.0
@@ -154,7 +156,7 @@ class Fleet:
         while not addresses.exists():
             self.check()
             if time.monotonic() > deadline:
-                raise FleetError(f"{name} was not ready within {READY_WITHIN_S:.0f} s: {tail(service.log)}")
+                raise FleetError(f"{name} was not ready within {duration(READY_WITHIN_S)}: {tail(service.log)}")
             time.sleep(0.02)
         service.addresses = json.loads(addresses.read_text())
         return service.addresses

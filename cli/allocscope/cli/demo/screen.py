@@ -16,7 +16,7 @@ from rich.text import Text
 
 from allocscope.cli.demo.run import FleetView, Result
 from allocscope.cli.demo.verdict import Verdict
-from allocscope.cli.figures import duration, size
+from allocscope.model.figures import duration, size
 
 INTRO = (
     "Recordings of PyTorch jobs run again on three pretend nodes, many times as fast. Some of them are going to die of"
@@ -302,7 +302,7 @@ def _sums(result: Result) -> list[Text]:
         ),
         Text(f"The usual rule (more than 95 % used for 5 min): {usual} of {len(deaths)}, with {usual_false} false."),
         Text(
-            f"{result.samples_sent} samples were handed on, {result.samples_stored} are stored, {kept}. It took {result.duration_s:.0f} s."
+            f"{result.samples_sent} samples were handed on, {result.samples_stored} are stored, {kept}. It took {duration(result.duration_s)}."
         ),
         Text("The demo shows what it promises.", style="bold green")
         if result.ok

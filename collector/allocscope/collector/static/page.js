@@ -15,30 +15,43 @@ const USERS_SHOWN = 4;
 
 const words = (name) => name.replaceAll("_", " ");
 
+// Figures are written as allocscope.model.figures writes them.
+
+const NOT_KNOWN = "–";
+const UNITS = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+const DURATIONS = [["d", 86400], ["h", 3600], ["min", 60]];
+
+const isKnown = (value) => value !== null && value !== undefined;
+
+// toFixed rounds what lies exactly between two numbers away from 0, Python to the even one.
+function decimal(value, places) {
+  const away = value.toFixed(places);
+  const isBetween = Math.abs(value * 2 ** (places + 1)) % 2 === 1;
+  return isBetween && /[13579]$/.test(away) ? (value - Math.sign(value) * 10 ** -(places + 1)).toFixed(places) : away;
+}
+
 function size(bytes) {
-  if (bytes === null || bytes === undefined) return "–";
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let value = bytes;
-  let unit = 0;
-  while (Math.abs(value) >= 1024 && unit < units.length - 1) {
-    value /= 1024;
-    unit += 1;
-  }
-  return `${unit === 0 ? value : value.toFixed(value < 10 ? 2 : 1)} ${units[unit]}`;
+  if (!isKnown(bytes)) return NOT_KNOWN;
+  const unit = UNITS.find(([, unitBytes]) => Math.abs(bytes) >= unitBytes);
+  if (unit) return `${decimal(bytes / unit[1], 2)} ${unit[0]}`;
+  return bytes === 1 ? "1 byte" : `${bytes} bytes`;
 }
 
 function duration(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 120) return `${Math.max(0, Math.round(seconds))} s`;
-  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  return `${Math.round(seconds / 3600)} h`;
+  if (!isKnown(seconds)) return NOT_KNOWN;
+  const unit = DURATIONS.find(([, unitSeconds]) => seconds >= 2 * unitSeconds);
+  if (unit) return `${decimal(seconds / unit[1], 0)} ${unit[0]}`;
+  return `${seconds >= 10 ? decimal(seconds, 0) : decimal(seconds, 1).replace(/\.0$/, "")} s`;
 }
 
-const count = (number, one) => `${number} ${one}${number === 1 ? "" : "s"}`;
+const percent = (ratio) => (isKnown(ratio) ? `${decimal(100 * ratio, 1)} %` : NOT_KNOWN);
 
-const percent = (ratio) => (ratio === null || ratio === undefined ? "–" : `${(100 * ratio).toFixed(1)} %`);
+const number = (value) => (isKnown(value) ? value.toLocaleString("en") : NOT_KNOWN);
 
-const moment = (us) => new Date(us / 1000).toLocaleTimeString();
+const count = (value, one) => `${number(value)} ${one}${value === 1 ? "" : "s"}`;
+
+// In UTC, as the headings say.
+const moment = (us) => (isKnown(us) ? new Date(us / 1000).toISOString().slice(0, 19).replace("T", " ") : NOT_KNOWN);
 
 // elements
 
@@ -126,7 +139,7 @@ function jobRow(job) {
     job.live ? {} : { class: "gone" },
     element("td", {}, badge(state)),
     name,
-    element("td", { text: forecast && forecast.cause ? words(forecast.cause) : "–", title: forecast ? forecast.summary : "" }),
+    element("td", { text: forecast && forecast.cause ? words(forecast.cause) : NOT_KNOWN, title: forecast ? forecast.summary : "" }),
     element("td", { class: "wide" }, bar(job.live && worst ? worst.bill : null)),
     cell(size(forecast ? forecast.headroom_bytes : null), "number"),
     cell(size(forecast ? forecast.request_bytes : null), "number"),
@@ -147,8 +160,8 @@ function captureRow(capture) {
     element("td", {}, badge(capture.state)),
     element("th", { text: whose.filter(Boolean).join(", "), scope: "row", class: "name" }),
     cell(capture.reason),
-    cell(taken === null ? "–" : moment(taken), "when"),
-    cell(capture.history_entries ?? "–", "number"),
+    cell(moment(taken), "when"),
+    cell(number(capture.history_entries), "number"),
     cell(size(capture.snapshot_bytes), "number"),
     file,
   );
@@ -183,17 +196,17 @@ function usersCell(processes) {
 // What was tried, and what came of it. A row is made anew each second: which are open is remembered.
 const opened = new Set();
 
-function trialRow(trial, number) {
+function trialRow(trial, at) {
   const calls = trial.num_device_alloc + trial.num_device_free;
   return element(
     "tr",
     trial.blocked ? { class: "gone", title: trial.blocked } : {},
-    element("th", { text: `${trial.conf || "default"}${number === 0 ? " (as recorded)" : ""}`, scope: "row", class: "name" }),
+    element("th", { text: `${trial.conf || "default"}${at === 0 ? " (as recorded)" : ""}`, scope: "row", class: "name" }),
     cell(trial.change ?? "", "name"),
-    cell(trial.failed_at === null ? "served" : `runs out at ${trial.failed_at}`, "name"),
+    cell(trial.failed_at === null ? "served" : `runs out at ${number(trial.failed_at)}`, "name"),
     ...[trial.needed_bytes, trial.reserved_peak_bytes, trial.stranded_peak_bytes].map((bytes) => cell(size(bytes), "number")),
-    cell(trial.num_alloc_retries, "number"),
-    cell(calls, "number"),
+    cell(number(trial.num_alloc_retries), "number"),
+    cell(number(calls), "number"),
     cell(trial.blocked ? `not advised: ${trial.blocked}` : "", "name"),
   );
 }
@@ -235,7 +248,7 @@ function deviceRow(device) {
     {},
     element("th", { text: device.node, scope: "row", class: "name" }),
     element("td", { text: device.gpu, class: "number", title: device.uuid }),
-    cell(device.model ?? "–", "name"),
+    cell(device.model ?? NOT_KNOWN, "name"),
     element("td", { class: "wide" }, bar(device.bill)),
     cell(size(device.free_bytes), "number"),
     cell(size(device.bill ? total(device.bill.lines, "stranded") : null), "number"),
@@ -330,8 +343,8 @@ async function follow() {
       lost(null);
     } catch (error) {
       failures += 1;
-      since ??= new Date().toLocaleTimeString();
-      lost(`Connection lost since ${since}: ${error.message}. What is shown is from before; trying again.`);
+      since ??= moment(1000 * Date.now());
+      lost(`Connection lost since ${since} UTC: ${error.message}. What is shown is from before; trying again.`);
     }
     const pause = Math.min(INTERVAL_MS * 2 ** Math.min(failures, 10), LONGEST_PAUSE_MS);
     await new Promise((resolve) => setTimeout(resolve, failures ? pause : INTERVAL_MS));
