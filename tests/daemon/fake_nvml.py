@@ -85,6 +85,7 @@ class FakeNvml:
         self.inits = 0
         self.hang = Hang()
         """Of every call."""
+        self.most_instances = 7
 
     def load(self):
         return self
@@ -122,7 +123,7 @@ class FakeNvml:
         return [int(handle.instances is not None)] * 2
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: FakeDevice) -> int:
-        return 7
+        return self.most_instances
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: FakeDevice, index: int) -> FakeDevice:
         found = handle.instances[index] if index < len(handle.instances or ()) else None  # type: ignore[index]

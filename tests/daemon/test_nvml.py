@@ -204,6 +204,12 @@ def test_an_instance_that_cannot_be_read_hides_no_other():
     )
 
 
+def test_a_driver_that_does_not_tell_how_many_instances_there_may_be_is_not_asked_for_each():
+    fake = FakeNvml(FakeDevice("GPU-1", instances=[instance("MIG-1")]))
+    fake.most_instances = 2**32 - 1
+    assert [device.uuid for device in read(Nvml(fake.load))] == ["GPU-1", "MIG-1"]
+
+
 def test_a_lost_device_loses_its_instances_figures_with_it():
     whole = FakeDevice("GPU-1", instances=[instance("MIG-1")])
     nvml = Nvml(FakeNvml(whole).load)

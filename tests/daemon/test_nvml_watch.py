@@ -148,6 +148,15 @@ def test_a_device_that_nvml_lists_no_more_is_missed_until_it_is_back():
         assert len(one.until(lambda latest: not kinds(latest)).devices) == 3
 
 
+def test_of_devices_that_come_by_new_names_without_end_the_last_are_missed_only():
+    fake = FakeNvml(FakeDevice("GPU-0"))
+    with watched(fake) as one:
+        for number in range(150):
+            fake.devices = [FakeDevice(f"GPU-{number}")]
+            told = one.until(lambda latest: free(latest).get(fake.devices[0].uuid) == 60 * GIB)
+    assert set(kinds(told)) == {f"GPU-{number}" for number in range(21, 149)}
+
+
 def test_instances_that_are_destroyed_are_not_missed():
     whole = FakeDevice("GPU-1", instances=[FakeDevice("MIG-1"), FakeDevice("MIG-2")])
     fake = FakeNvml(whole)

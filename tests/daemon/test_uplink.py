@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.intake import Intake
@@ -20,6 +24,7 @@ from allocscope.proto.v1.collector_service_pb2 import NodeHello
 from allocscope.proto.v1.event_pb2 import Event
 from allocscope.proto.v1.identity_pb2 import Process
 from tests.daemon.fakes import WAIT_S, FakeCollector
+from tests.e2e.processes import until
 
 LARGEST_BYTES = 10_000
 
@@ -43,9 +48,12 @@ class Sender:
             self.outbox.close_batch(self.closed)
         await self.outbox.write()
 
-    def uplink(self, collector: FakeCollector, *, backlog_bytes_per_s: float = 1e9) -> CollectorUplink:
+    def uplink(
+        self, collector: FakeCollector, *, address: str | None = None, backlog_bytes_per_s: float = 1e9
+    ) -> CollectorUplink:
+        """`address`: of somebody else in the collector's place."""
         return CollectorUplink(
-            CollectorWay(collector.address),
+            CollectorWay(address or collector.address),
             NodeHello(node="n"),
             self.outbox,
             self.observed,
@@ -175,6 +183,50 @@ async def test_who_acknowledges_what_no_daemon_can_have_sent_is_not_believed(sen
         collector.stored, collector.acknowledges = 0, True
         await asyncio.wait_for(uplink.drain(2), WAIT_S)
     assert [batch.sequence for batch in collector.batches] == [1, 2]
+
+
+async def test_who_takes_the_stream_and_says_nothing_is_told_of_and_waited_for(sender, collector, monkeypatch):
+    monkeypatch.setattr("allocscope.daemon.uplink.ANSWERS_WITHIN_S", 0.05)
+    await sender.close_batches(10)
+    uplink = sender.uplink(collector)
+    with capture_logs() as log:
+        async with running(uplink):
+            with collector.changed:  # so it cannot answer
+                assert (
+                    await problem_in(log) == "it took the stream, and has not answered within 0.05 s; it is waited for"
+                )
+            await asyncio.wait_for(uplink.drain(1), WAIT_S)
+    assert [hello.node for hello in collector.hellos] == ["n"], "on the same stream"
+
+
+class Garbled(grpc.GenericRpcHandler):
+    """Answers every message of any call with bytes that are none."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        return grpc.stream_stream_rpc_method_handler(lambda requests, _: (b"\xff" for _ in requests))
+
+
+async def test_who_answers_what_cannot_be_read_is_told_of_once_and_without_a_traceback(sender, collector):
+    server = grpc.server(ThreadPoolExecutor(8), handlers=[Garbled()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    failures = lambda: sender.observed.registry.get_sample_value("allocscope_uplink_failures_total")  # noqa: E731
+    try:
+        with capture_logs() as log:
+            async with running(sender.uplink(collector, address=address)):
+                await asyncio.to_thread(until, lambda: failures() >= 3, "it was tried three times")
+    finally:
+        server.stop(0).wait()
+    told = [line for line in log if line["log_level"] != "info"]
+    assert [(line["event"], line["why"]) for line in told] == [
+        ("nothing goes to the collector", "its answer cannot be read: what answers there?")
+    ]
+
+
+async def problem_in(log: list[Any]) -> str:
+    """The first that is told."""
+    found = lambda: next((line["why"] for line in log if line["event"] == "nothing goes to the collector"), None)  # noqa: E731
+    return str(await asyncio.to_thread(until, found, "a problem is told"))
 
 
 async def test_an_older_collector_gets_all_in_order(sender, collector):

@@ -18,7 +18,8 @@ from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.errors import CredentialsError
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.packing import strip
-from allocscope.daemon.uplink import CHANNEL_OPTIONS, FIRST_BACKOFF_S, REFUSED, REFUSED_BACKOFF_S
+from allocscope.daemon.procfs import printable
+from allocscope.daemon.uplink import CHANNEL_OPTIONS, FIRST_BACKOFF_S, LONGEST_PROBLEM, REFUSED, REFUSED_BACKOFF_S
 
 log = structlog.get_logger()
 
@@ -153,6 +154,7 @@ class CaptureUplink:
 
     def _tell(self, problem: str) -> None:
         """Log what is wrong when it begins, or changes."""
+        problem = printable(problem)[:LONGEST_PROBLEM]
         if problem != self._problem:
             self._problem = problem
             log.warning("no captures go to the collector", address=self._way.address, why=problem)

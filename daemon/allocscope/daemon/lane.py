@@ -138,8 +138,10 @@ def count_rejections(response: IngestResponse, observed: Observed) -> None:
         log.warning("collector rejected", batch=rejection.sequence, reason=rejection.reason, why=rejection.message)
 
 
-async def converse(call: AsyncIterable[IngestResponse], receive: Callable[[IngestResponse], Awaitable[None]]) -> None:
-    """Until the collector ends the call; AioRpcError: it did in disorder; BatchNotSent.
+async def converse(
+    call: AsyncIterable[IngestResponse | None], receive: Callable[[IngestResponse], Awaitable[None]]
+) -> None:
+    """Until the collector ends the call; AioRpcError: it did in disorder; AnswerError, BatchNotSent.
 
     Of a task that is cancelled it ends by CancelledError, always: gRPC (1.66 to 1.85) may swallow that where the call fails just then.
     """
@@ -147,6 +149,8 @@ async def converse(call: AsyncIterable[IngestResponse], receive: Callable[[Inges
     assert task is not None
     try:
         async for response in call:
+            if response is None:  # what grpc.aio makes of bytes that protobuf cannot read
+                raise AnswerError("its answer cannot be read: what answers there?")
             await receive(response)
     except asyncio.CancelledError:
         if not task.cancelling():

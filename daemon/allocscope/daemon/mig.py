@@ -10,6 +10,8 @@ from typing import Any
 
 from allocscope.daemon.nvml_problems import ProblemKind, problem_of
 
+MOST_INSTANCES = 64
+"""A device has seven at most; a driver that tells of more, as by "not available", is not asked for each."""
 _NO_MIG = frozenset({ProblemKind.NOT_SUPPORTED, ProblemKind.OLD_DRIVER, ProblemKind.NO_PERMISSION})
 
 
@@ -26,7 +28,7 @@ def is_in_mig_mode(nvml: Any, handle: Any) -> bool:
 
 def instances(nvml: Any, handle: Any) -> Iterator[Any]:
     """The handles of the instances that there are now; their numbers have gaps once some have been destroyed."""
-    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for number in range(min(nvml.nvmlDeviceGetMaxMigDeviceCount(handle), MOST_INSTANCES)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
         except nvml.NVMLError as error:

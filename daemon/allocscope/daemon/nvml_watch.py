@@ -17,6 +17,8 @@ from allocscope.daemon.nvml_problems import LASTING, NvmlProblem, ProblemKind
 
 LONGEST_PAUSE_S = 30.0
 """Between two attempts to begin with a library, or a driver, that is not there: they are further and further apart."""
+MOST_KNOWN = 128
+"""Devices that are remembered; of more, as where a virtual one gets a new UUID each time, those that went first are forgotten."""
 GONE = NvmlProblem(ProblemKind.GONE, "NVML lists it no more")
 
 _Answer = TypeVar("_Answer")
@@ -110,6 +112,8 @@ class NvmlWatch:
                 here.setdefault(device.uuid, device)
         gone = [] if problem else [d.without_figures(GONE) for uuid, d in self._known.items() if uuid not in here]
         self._known |= {uuid: device for uuid, device in here.items() if device.parent_uuid is None}
+        for device in gone[: max(len(self._known) - MOST_KNOWN, 0)]:
+            del self._known[device.uuid]
         unnamed = [device for device in told if not device.uuid]
         devices = sorted((*here.values(), *gone, *unnamed), key=lambda device: (device.index, device.uuid))
         return NvmlRound(tuple(devices), problem)

@@ -95,7 +95,8 @@ class ProbeService:
         except CallRefused as refused:
             return refused
         except Exception as error:  # noqa: BLE001 (of what cannot be read, protobuf raises what it likes)
-            log.warning("a stream broke", error=repr(error))
+            if self._is_first((f"user {stream.peer.uid}", "unreadable")):
+                log.warning("a stream broke", pid=stream.peer.pid, error=repr(error)[:300], further="not logged")
             return CallRefused(grpc.StatusCode.INVALID_ARGUMENT, "a message that cannot be read")
         finally:
             stream.woken.set()
@@ -202,9 +203,15 @@ class ProbeService:
         self._observed.rejected.add(count, error.reason)
         stream.refuse(str(error))
         who = stream.attached.process.process_id if stream.attached else ""
-        if (who, error.reason) not in self._logged and len(self._logged) < MOST_STREAMS:
-            self._logged.add((who, error.reason))
+        if self._is_first((who, error.reason)):
             log.warning("refused", process=who, reason=error.reason, why=str(error), further="counted, not logged")
+
+    def _is_first(self, trouble: tuple[str, str]) -> bool:
+        """Whether it is to be logged: whoever sends what cannot be may send it without end."""
+        if trouble in self._logged or len(self._logged) >= MOST_STREAMS:
+            return False
+        self._logged.add(trouble)
+        return True
 
 
 def _beyond(chunk: SampleChunk, seen: int) -> SampleChunk:

@@ -35,6 +35,8 @@ log = structlog.get_logger()
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 5.0
 REFUSED_BACKOFF_S = 30.0
 """After an answer that will not change by itself: another daemon of this name, a wrong certificate."""
+ANSWERS_WITHIN_S = 10.0
+"""A collector says at once that it is there; one that does not is told of."""
 LONGEST_PROBLEM = 1000
 """Letters."""
 REFUSED = (
@@ -149,11 +151,18 @@ class CollectorUplink:
 
     async def _requests(self) -> AsyncIterator[IngestRequest]:
         yield IngestRequest(sent_us=_wall_us(), hello=self._hello)
-        await self._answered.wait()  # the first response says where to go on
+        await self._wait_until_answered()  # the first response says where to go on
         async for (spooled,) in self._lane.batches():
             batch = Batch.FromString(spooled.whole)
             batch.unused_before += self._source.late_before(batch.sequence)
             yield IngestRequest(sent_us=_wall_us(), batch=batch)
+
+    async def _wait_until_answered(self) -> None:
+        try:
+            await asyncio.wait_for(self._answered.wait(), ANSWERS_WITHIN_S)
+        except TimeoutError:
+            self._tell(f"it took the stream, and has not answered within {ANSWERS_WITHIN_S:g} s; it is waited for")
+            await self._answered.wait()
 
     async def _after(self, sequence: int) -> SpooledBatch | None:
         """None also where the disk does not give it: it is asked again with the next batch."""
