@@ -134,7 +134,8 @@ def test_without_a_daemon_what_was_not_acknowledged_is_counted_and_told(tmp_path
     assert told["unacknowledged"] == told["samples"] + told["block_maps"] + told["events"]
     left = told["unacknowledged"]
     assert done.stderr == (
-        f"allocscope play: {left} of {left} items were not acknowledged by a daemon at {tmp_path}/none\n"
+        f"allocscope play: {left} of {left} items were not acknowledged by a daemon at {tmp_path}/none: does one run (allocscope daemon), and there"
+        " (--socket)?\n"
     )
 
 

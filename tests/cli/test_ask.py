@@ -65,7 +65,7 @@ def test_a_bill_says_whose_each_line_is_and_what_is_not_exact(
     asked(httpserver, "jobs/a/b/bill", {}, {"job": "a/b", "devices": [device]})
     assert main(["bill", "a/b", "--url", httpserver.url_for("/")]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "node  gpu  line       whose       bytes",
+        "node  gpu  line       whose       bytes      size",
         "n1    3    requested  a/b rank 0  62914560   60.00 MiB",
         "n1    3    free                   41943040   40.00 MiB, about",
         "n1    3    total                  104857600  100.00 MiB",

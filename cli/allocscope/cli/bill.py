@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _rows(got: Json) -> Iterator[Row]:
-    yield "node", "gpu", "line", "whose", "bytes", ""
+    yield "node", "gpu", "line", "whose", "bytes", "size"
     for device in got["devices"]:
         where = device["node"], str(device["gpu"])
         if device["bill"] is None:

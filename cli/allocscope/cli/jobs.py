@@ -9,8 +9,9 @@ from allocscope.model.figures import duration, size
 
 HELP = "the fleet's jobs, with state, cause, headroom and time left"
 WORDS = (
-    "Of each job its allocator that is worst off. headroom: the largest request that would still succeed; largest request: "
-    "the largest that the job makes; left: until it runs out of memory, if things go on so."
+    "Of each job its allocator that is worst off. headroom: the largest request that would succeed now, "
+    "while at a peak of the job's step less fits; largest request: the largest that the job makes; left: until it runs out "
+    "of memory, if things go on so."
 )
 
 

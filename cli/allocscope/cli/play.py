@@ -165,7 +165,10 @@ class _Play:
             unacknowledged = uplink.close(self._options.flush_timeout)
         self._tell(ended)
         if unacknowledged:
-            _say(f"{unacknowledged} of {self._sent.all} items were not acknowledged by a daemon at {self._socket}")
+            _say(
+                f"{unacknowledged} of {self._sent.all} items were not acknowledged by a daemon at {self._socket}: does one run "
+                "(allocscope daemon), and there (--socket)?"
+            )
         if self._options.json:
             print(json.dumps(self._summary(ended, unacknowledged)), flush=True)
         if unacknowledged:
