@@ -243,6 +243,84 @@ def test_what_waited_until_a_flush_is_done_elsewhere_with_the_next_that_is_done_
     ]
 
 
+POOL, OTHER_POOL = (0, 1), (0, 2)
+
+
+def asked_of(simulator, *, total=200):
+    """What a history, explained to the end, was read to ask for but allocations and frees, with the pool of each."""
+    found = history(simulator.trace, total=total * MIB)
+    assert found.exact
+    return [(each.what, each.pool_id) for each in found.asked if each.what not in ("malloc", "free")]
+
+
+def used_pool(simulator, pool_id):
+    """Two blocks of it, of segments of their own; the second is free."""
+    simulator.create_pool(pool_id)
+    kept, freed = (simulator.malloc_in(pool_id, size * MIB) for size in (12, 14))
+    simulator.free(freed)
+    return kept
+
+
+def test_a_private_pool_that_ends_is_not_taken_for_a_flush():
+    """Its memory goes to another pool's request, for which there was none, and everybody's cache stays."""
+    simulator = Simulator(DEFAULT, Device(100 * MIB), trace=True)
+    simulator.free(simulator.malloc(60 * MIB))
+    used_pool(simulator, POOL)
+    simulator.release_pool(POOL, empty=True)
+    simulator.malloc_in(OTHER_POOL, 20 * MIB)
+    assert asked_of(simulator, total=100) == [("end_pool", POOL)]
+
+
+def test_a_private_pool_that_nobody_used_any_more_goes_when_the_cache_is_emptied():
+    simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
+    used_pool(simulator, POOL)
+    simulator.free(simulator.malloc(60 * MIB))
+    simulator.release_pool(POOL)
+    simulator.empty_cache()
+    simulator.malloc(MIB)
+    assert asked_of(simulator) == [("free_pool", POOL), ("empty_cache", (0, 0))]
+
+
+def test_what_tensors_kept_of_a_private_pool_goes_when_the_cache_is_emptied():
+    simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
+    kept = used_pool(simulator, POOL)
+    simulator.release_pool(POOL, empty=True)
+    simulator.malloc(MIB)
+    simulator.free(kept)
+    simulator.empty_cache()
+    simulator.malloc(MIB)
+    assert asked_of(simulator) == [("end_pool", POOL), ("empty_cache", (0, 0))]
+
+
+def test_private_pools_may_be_given_back_in_any_order():
+    """Which one PyTorch empties first is a hash map's doing."""
+    simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
+    for pool_id in (POOL, OTHER_POOL):
+        used_pool(simulator, pool_id)
+    simulator.free(simulator.malloc(60 * MIB))
+    for pool_id in (OTHER_POOL, POOL):
+        simulator.release_pool(pool_id)
+    simulator.empty_cache()
+    simulator.malloc(MIB)
+    gone = [entry for entry in simulator.trace if entry.action == "segment_free"]
+    assert [entry.pool_id for entry in gone] == [(0, 0), OTHER_POOL, POOL]
+    at = simulator.trace.index(gone[1])
+    simulator.trace[at : at + 2] = gone[:0:-1]
+    assert asked_of(simulator) == [("free_pool", POOL), ("free_pool", OTHER_POOL), ("empty_cache", (0, 0))]
+
+
+def test_a_pool_that_makes_room_for_its_own_request_is_still_in_use():
+    """max_split_size_mb gives back its large free blocks (ALLOCATOR.md 2.7)."""
+    settings = parse_settings("max_split_size_mb:20")
+    simulator = Simulator(settings, Device(100 * MIB), trace=True)
+    simulator.create_pool(POOL)
+    simulator.free(simulator.malloc_in(POOL, 60 * MIB))
+    simulator.malloc_in(POOL, 90 * MIB)
+    found = history(simulator.trace, settings, total=100 * MIB)
+    assert found.exact
+    assert kinds(found) == ["malloc", "free", "malloc"]
+
+
 def test_a_failure_is_remembered():
     trace = [got(A, 40 * MIB), alloc(A, 40 * MIB), oom(60 * MIB, 40 * MIB)]
     found = history(trace, total=80 * MIB)

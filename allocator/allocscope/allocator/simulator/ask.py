@@ -116,8 +116,8 @@ class _Asking:
                 simulator.finish_stream(-1 - key)
             case "empty_cache":
                 simulator.empty_cache()
-            case "end_pool":
-                simulator.end_pool_if_known(asked.pool_id)
+            case "end_pool" | "free_pool":
+                simulator.end_pool_if_known(asked.pool_id, empty=asked.what == "end_pool")
             case "hole":
                 with suppress(OutOfMemoryError):
                     self.addresses[key] = simulator.malloc_in(asked.pool_id, asked.size, asked.stream)

@@ -18,9 +18,10 @@ class Asked(NamedTuple):
 
     what: str
     """malloc; free; wait: another stream uses it, and so its free will wait; done: the stream does not any more; empty_cache;
-    end_pool. Of a history that begins in the middle first what was there: malloc for what was live; hole for a segment in pieces, freed
-    again at once for these to lie in, and for what lay free between them, freed once all are there; and then began: figures are
-    counted from here on. A hole for which there is no room is left out."""
+    end_pool: nobody uses a private pool any more, and what is free of it goes back; free_pool: it goes back when the cache is
+    emptied. Of a history that begins in the middle first what was there: malloc for what was live; hole for a segment in pieces,
+    freed again at once for these to lie in, and for what lay free between them, freed once all are there; and then began: figures
+    are counted from here on. A hole for which there is no room is left out."""
     time_us: int
     key: int
     """Of the allocation, in order; of what is of no allocation 0."""
@@ -32,7 +33,7 @@ class Asked(NamedTuple):
     """malloc: it ended in an OutOfMemoryError when it was recorded, and the program asked for more afterwards."""
 
 
-_WHATS = ("malloc", "free", "wait", "done", "empty_cache", "end_pool", "hole", "began")
+_WHATS = ("malloc", "free", "wait", "done", "empty_cache", "end_pool", "free_pool", "hole", "began")
 _CODES = {what: code for code, what in enumerate(_WHATS)}
 _SURVIVED = len(_WHATS)
 _LARGEST = (1 << 63) - 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby, islice, takewhile
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from allocscope.allocator.errors import OutOfMemoryError, UndefinedStateError
@@ -23,6 +23,7 @@ from allocscope.allocator.ways import Way
 _OF_A_MISS = (*GAINS, *RELEASES, "free_completed")
 _LOOK_BACK = 100_000
 _action = attrgetter("action")
+_pool_id = itemgetter(4)
 _LOST = (UndefinedStateError, KeyError, IndexError)
 
 
@@ -208,22 +209,50 @@ class Reading:
 
     def _prepare(self, at: int, malloc: Asked, entry: TraceEntry) -> None:
         """What came before an allocation: by its own doing, or other streams', or the program's."""
-        completed = [each for each in self._since if each.action == "free_completed"]
-        released = any(each.action in RELEASES for each in self._since)
+        before = self._end_pools(malloc.pool_id)
+        completed = [each for each in before if each.action == "free_completed"]
+        released = any(each.action in RELEASES for each in before)
         if not completed and not released:
             return
-        missed = entry.action == "oom" or any(each.action in GAINS for each in self._since)
+        missed = entry.action == "oom" or any(each.action in GAINS for each in before)
         if missed and not self._is_plain and self.astray_at is None:
             self._explain(at, completed, malloc, entry, released=released)
         elif not missed or not self._lacked(entry) or self._is_cached(malloc):
             if released:
-                self._ask_program()
+                self._empty_cache(before)
             else:
                 self._streams_done(completed)
         elif completed and self.astray_at is None:
             self._explain(at, completed, malloc, entry, released=released)
         else:
             self._streams_done(completed)
+
+    def _end_pools(self, pool_asked: tuple[int, int]) -> list[TraceEntry]:
+        """Private pools that gave memory back are not in use any more: by their own end, or freed with everybody's cache.
+
+        But not the one that is asked now. Gives what else there is of the entries that are not explained yet.
+        """
+        ended: set[tuple[int, int]] = set()
+        is_flushed = False
+        for entry in self._since:
+            pool_id = entry.pool_id
+            if entry.action not in RELEASES or pool_id in ended:
+                continue
+            if self._is_lost or pool_id in (DEFAULT_POOL, pool_asked) or not self.simulator.uses_pool(pool_id):
+                is_flushed = True
+                continue
+            self.asked.append(Asked("free_pool" if is_flushed else "end_pool", entry.time_us, 0, 0, 0, pool_id))
+            with self._unless_lost():
+                self.simulator.end_pool_if_known(pool_id, empty=not is_flushed)
+            if not is_flushed:
+                ended.add(pool_id)
+        before = []
+        for entry in self._since:
+            if entry.pool_id not in ended or entry.action in GAINS:
+                before.append(entry)
+            elif entry.action == "free_completed":
+                self._waiting.pop(entry.address, None)  # it was waited for
+        return before
 
     def _lacked(self, entry: TraceEntry) -> bool:
         """Whether there was too little memory for what an allocation got, before anything was given back."""
@@ -254,7 +283,7 @@ class Reading:
                         self._flushed.append(key)
                 return
         if released:
-            self._ask_program()
+            self._empty_cache(completed)
         else:
             self._streams_done(completed)
 
@@ -266,7 +295,7 @@ class Reading:
         self._tell(copy, malloc, at, entry)
         self._serve(copy, malloc)
         self._is_lost = False
-        return self._together(copy.trace) == self._together([*self._since, entry])
+        return self._together([*self.simulator.trace, *copy.trace]) == self._together([*self._since, entry])
 
     def _tell(self, simulator: Simulator, malloc: Asked, at: int, entry: TraceEntry) -> None:
         """What the device has for an allocation: how much, and where.
@@ -350,28 +379,26 @@ class Reading:
         if not self._since:
             return
         self.simulator.keep_trace(keep=self.astray_at is None)
-        self._ask_program()
+        before = self._end_pools(DEFAULT_POOL)
+        if before:
+            self._empty_cache(before)
         self._check(at - 1, self._since, 0)
         self._reserved += growth_bytes(self._since)
         self._since.clear()
 
-    def _ask_program(self) -> None:
-        released = [each for each in self._since if each.action in RELEASES]
-        time_us = self._since[0].time_us
-        for entry in self._since:
+    def _empty_cache(self, before: Sequence[TraceEntry]) -> None:
+        for entry in before:
             if entry.action == "free_completed":
                 self._waiting.pop(entry.address, None)  # it was waited for
-        pools = dict.fromkeys(entry.pool_id for entry in released)
-        asked = [Asked("end_pool", time_us, 0, 0, 0, pool_id) for pool_id in pools if pool_id != DEFAULT_POOL]
-        if not released or DEFAULT_POOL in pools:
-            asked.append(Asked("empty_cache", time_us, 0, 0, 0, DEFAULT_POOL))
-        self.asked += asked
+        self.asked.append(Asked("empty_cache", self._since[0].time_us, 0, 0, 0, DEFAULT_POOL))
+        if not self._is_lost:
+            with self._unless_lost():
+                self.simulator.empty_cache()
+
+    @contextmanager
+    def _unless_lost(self) -> Iterator[None]:
         try:
-            for each in asked if not self._is_lost else ():
-                if each.what == "end_pool":
-                    self.simulator.end_pool_if_known(each.pool_id)
-                else:
-                    self.simulator.empty_cache()
+            yield
         except _LOST:
             self._is_lost = True
 
@@ -394,14 +421,18 @@ class Reading:
             self._moved[last.address] = found
 
     def _together(self, trace: Sequence[TraceEntry]) -> list[tuple[object, ...]]:
-        """What is to be compared. Frees that complete together may do so in any order, and segments go back together in any order
-        where it is not known which of equally large ones is older.
+        """What is to be compared. Frees that complete together may do so in any order, so may pools that are given back together, and
+        segments where it is not known which of equally large ones is older.
         """
         loose = ("free_completed",) if self._ties is None else ("free_completed", "segment_free")
         ordered: list[tuple[object, ...]] = []
         for action, entries in groupby(trace, key=_action):
             told = [(*entry[:4], entry.pool_id, entry.device_free) for entry in entries]
-            ordered += sorted(told, key=repr) if action in loose else told
+            if action in loose:
+                told.sort(key=repr)
+            elif action in RELEASES:
+                told.sort(key=_pool_id)
+            ordered += told
         return ordered
 
     def _found_elsewhere(self, at: int, entry: TraceEntry, found: int, *, hit: bool) -> None:

@@ -380,12 +380,16 @@ class Simulator:
             self.end_pool(pool_id)
             self._pools.private[pool_id].use_count -= 1
 
-    def end_pool_if_known(self, pool_id: PoolId) -> None:
-        """Nobody uses the private pool any more: its whole free segments go back, and the rest when it is free."""
+    def uses_pool(self, pool_id: PoolId) -> bool:
+        """Whether there is such a private pool, and somebody uses it."""
         private = self._pools.private.get(pool_id)
-        if private is not None and private.use_count:
-            private.use_count = 1
-            self.release_pool(pool_id, empty=True)
+        return private is not None and private.use_count > 0
+
+    def end_pool_if_known(self, pool_id: PoolId, *, empty: bool) -> None:
+        """Nobody uses the private pool any more; `empty`: its whole free segments go back now, else when the cache is emptied."""
+        if self.uses_pool(pool_id):
+            self._pools.private[pool_id].use_count = 1
+            self.release_pool(pool_id, empty=empty)
 
     def begin_capture(self) -> None:
         """A CUDA graph is captured: no reaping, no flushing."""
