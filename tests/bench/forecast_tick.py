@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,6 +25,27 @@ GROUP = BlockGroup(
 
 def figures() -> Iterator[Figure]:
     """CPU time of one thread."""
+    yield from _ticks("a tick of 10,000 allocators", _a_few_flush)
+    yield from _ticks("a tick where all flush, and are left less and less", _all_flush)
+    yield Figure("what one allocator takes", [Outlooks().row_bytes], "bytes", "under 2,048")
+
+
+Flushing = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""By the second: how often each has flushed, and what it leaves of the device at least, bytes."""
+
+
+def _a_few_flush(t: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each tenth once a minute."""
+    return np.where(np.arange(ALLOCATORS) % 10 == 0, t // 60, 0), np.full(ALLOCATORS, GIB)
+
+
+def _all_flush(t: int) -> tuple[np.ndarray, np.ndarray]:
+    """All of them every 20 s, within 20 s."""
+    flushes = (t + np.arange(ALLOCATORS) % 20) // 20
+    return flushes, 9 * GIB - flushes * (GIB // 4)
+
+
+def _ticks(what: str, flushing: Flushing) -> Iterator[Figure]:
     outlooks, draw = Outlooks(), np.random.default_rng(0)
     rows = np.array(
         [outlooks.add(device_total_bytes=TOTAL, allowed_bytes=None, allocator_conf="") for _ in range(ALLOCATORS)]
@@ -32,7 +53,7 @@ def figures() -> Iterator[Figure]:
     base, growth = draw.integers(10 * GIB, 20 * GIB, ALLOCATORS), draw.integers(0, GIB // 60, ALLOCATORS)
     observing, mapping, foreseeing, ticks = [], [], [], []
     for t in range(1, SECONDS + 1):
-        told = _figures(t, base + growth * t + draw.integers(0, 20 * GIB, ALLOCATORS))
+        told = _figures(t, base + growth * t + draw.integers(0, 20 * GIB, ALLOCATORS), *flushing(t))
         began = time.thread_time()
         outlooks.observe(rows, told)
         observed = time.thread_time()
@@ -46,18 +67,17 @@ def figures() -> Iterator[Figure]:
             mapping.append(1e3 * (mapped - observed))
             foreseeing.append(1e3 * (ended - mapped))
             ticks.append(1e3 * (ended - began))
-    yield Figure("a tick of 10,000 allocators", ticks, "ms", "under 1,000")
+    yield Figure(what, ticks, "ms", "under 1,000")
     yield Figure("  of it 10,000 samples", observing, "ms")
     yield Figure("  of it 1,000 block maps", mapping, "ms")
     yield Figure("  of it 10,000 forecasts", foreseeing, "ms")
-    yield Figure("what one allocator takes", [outlooks.row_bytes], "bytes", "under 2,048")
 
 
-def _figures(t: int, live: np.ndarray) -> Figures:
-    """A few that flush each minute, with a device that is nearly full."""
+def _figures(t: int, live: np.ndarray, flushes: np.ndarray, left: np.ndarray) -> Figures:
+    """With a device that is nearly full."""
     every = np.ones(ALLOCATORS, np.int64)
-    reserved = np.minimum(np.maximum(60 * GIB, live + GIB), 79 * GIB)
-    flushes = np.where(np.arange(ALLOCATORS) % 10 == 0, t // 60, 0)
+    just_flushed = (flushes > 0) & (left > GIB)
+    reserved = np.where(just_flushed, 79 * GIB - left, np.minimum(np.maximum(60 * GIB, live + GIB), 79 * GIB))
     return Figures(
         sequence=every * t,
         time_us=every * (START_US + t * S),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from allocscope.alerts.forecast.constants import Constants
 from allocscope.alerts.forecast.rows import (
+    LARGEST,
     PAGE_BITS,
     PAGE_BYTES,
     UNKNOWN,
@@ -60,12 +61,12 @@ class Flushes(Table):
     def narrowing(self, rows: Rows, lately: Bools, constants: Constants) -> Bools:
         """Whether they left less and less, and few more such steps are more than there is."""
         wanted = max(constants.narrowing_flushes, 2)
-        found = np.zeros(len(rows), np.bool_)
-        for i in np.flatnonzero((lately & self.exact[rows]).sum(axis=1) >= wanted):
-            slack = self.slack[rows[i]][lately[i] & self.exact[rows[i]]][-wanted:].astype(np.int64)
-            steps = -np.diff(slack)
-            found[i] = bool((steps > 0).all() and slack[-1] < constants.narrowing_steps * steps[-1])
-        return found
+        told = lately & self.exact[rows]
+        places = np.argsort(told, axis=1, kind="stable")[:, -wanted:]  # the latest that are told so, in their order
+        slack = np.take_along_axis(self.slack[rows], places, axis=1).astype(np.int64)
+        steps = -np.diff(slack, axis=1)
+        found: Bools = (told.sum(axis=1) >= wanted) & (steps > 0).all(axis=1)
+        return found & (slack[:, -1] < constants.narrowing_steps * steps[:, -1])
 
     def seconds_left(
         self, rows: Rows, lately: Bools, elapsed_s: Floats, total_bytes: Ints, constants: Constants
@@ -76,12 +77,30 @@ class Flushes(Table):
         beneath them do. The largest fall does not count: it may be a change that came once.
         """
         left = np.full(len(rows), np.nan)
-        for i in np.flatnonzero(lately.sum(axis=1) > constants.falling_flushes):
-            time_s, slack = self.time_s[rows[i]][lately[i]], self.slack[rows[i]][lately[i]].astype(np.int64)
-            begins = np.flatnonzero(np.diff(time_s // constants.burst_s, prepend=-1))
-            least = np.minimum.accumulate(np.minimum.reduceat(slack, begins))
-            falls = -np.diff(least)
-            if np.sum(falls * PAGE_BYTES > constants.move * total_bytes[i]) >= constants.falling_flushes:
-                speed = (falls.sum() - falls.max()) / (elapsed_s[i] - time_s[begins[0]])
-                left[i] = max(least[-1], 0) / speed
+        many = np.flatnonzero(lately.sum(axis=1) > constants.falling_flushes)
+        if many.size:
+            lately, time_s = lately[many], self.time_s[rows[many]].astype(np.float64)
+            least = np.minimum.accumulate(np.where(lately, self.slack[rows[many]], LARGEST).astype(np.int64), axis=1)
+            falls = _falls(least, _ends(lately, time_s, constants.burst_s))
+            counted = falls * PAGE_BYTES > constants.move * total_bytes[many, None]
+            falling = counted.sum(axis=1) >= constants.falling_flushes
+            passed_s = elapsed_s[many] - np.where(lately, time_s, np.inf).min(axis=1)
+            moved = falls.sum(axis=1) - falls.max(axis=1)
+            left[many[falling]] = (np.maximum(least[:, -1], 0) * passed_s)[falling] / moved[falling]
         return left
+
+
+def _ends(lately: Bools, time_s: Floats, burst_s: float) -> Bools:
+    """Which flushes of late are the last of their burst."""
+    burst = np.where(lately, time_s, -burst_s) // burst_s
+    ends = lately.copy()
+    ends[:, :-1] &= burst[:, :-1] != burst[:, 1:]
+    return ends
+
+
+def _falls(least: Ints, ends: Bools) -> Ints:
+    """By how much the least so far is less at each end than at the one before; elsewhere 0."""
+    latest = np.maximum.accumulate(np.where(ends, np.arange(FLUSHES), -1), axis=1)
+    before = np.concatenate((np.full((len(ends), 1), -1), latest[:, :-1]), axis=1)
+    fell = np.take_along_axis(least, np.maximum(before, 0), axis=1) - least
+    return np.where(ends & (before >= 0), fell, 0)
