@@ -341,6 +341,27 @@ def test_a_child_forked_during_a_report_can_make_its_own(job):
     assert job("forked") == 0
 
 
+ENDS_AMID_A_REPORT = """
+import atexit, sys, threading
+import torch
+atexit.register(lambda: (thread.join(90), print(told[0].complete, *told[0].left_out)))  # the first comes last
+from allocscope.probe import tensors
+told = []
+thread = threading.Thread(target=lambda: told.append(tensors(device_type="cpu", time_limit_s=600, rest_s=0.05)), daemon=True)
+thread.start()
+while sys.modules["allocscope.probe.tensors"]._pace is None:
+    pass
+"""
+
+
+def test_a_report_of_another_thread_is_cut_short_where_python_ends():
+    command = [str(needs.torch_python()), "-W", "ignore", "-c", ENDS_AMID_A_REPORT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("False ")
+    assert "no time was left" in done.stdout
+
+
 # bounds
 
 
@@ -437,6 +458,18 @@ def test_work_rests_after_each_millisecond_where_it_is_to():
     assert clock.slept_s == [0.25]
     clock.now_s = 0.9
     assert pace.is_over()
+
+
+def test_what_is_ended_has_no_time_left_and_rests_no_more():
+    clock = Clock()
+    pace = Pace(1.0, 0.25, clock.seconds, clock.sleep)
+    clock.now_s = 0.5
+    pace.end()
+    assert pace.is_over()
+    pace.until(0.9)
+    assert pace.is_over()
+    assert not pace.wait()
+    assert clock.slept_s == []
 
 
 def test_a_part_of_the_work_has_its_part_of_the_time():

@@ -24,6 +24,7 @@ from allocscope.probe.log import log
 from allocscope.probe.reports import Reports, Shortage
 from allocscope.probe.sampler import Sampler
 from allocscope.probe.signals import HeldOff
+from allocscope.probe.tensors import end_reports
 from allocscope.probe.torch_blocks import TorchBlocks
 from allocscope.probe.torch_cuda import Absence, Backend, TorchCuda
 from allocscope.probe.uplink import LONGEST_SOCKET_BYTES, Uplink
@@ -239,6 +240,7 @@ def _on_oom(index: int, segment_bytes: int, total_bytes: int, free_bytes: int) -
 
 def _at_exit(pid: int) -> None:
     if pid == os.getpid():
+        end_reports()  # one of the probe's own thread, for which it is waited next
         stop(AT_EXIT_S)
 
 

@@ -27,6 +27,7 @@ class Pace:
         self._rest_s, self._seconds, self._sleep = rest_s, seconds, sleep
         self._began_s = self._rested_s = seconds()
         self._until_s = self._began_s + limit_s
+        self._is_ended = False
         self.complete = True
         self._left_out: dict[str, None] = {}
 
@@ -42,17 +43,21 @@ class Pace:
         """The next part of the work may last until that part of the whole time is over."""
         self._until_s = self._began_s + part * self.limit_s
 
+    def end(self) -> None:
+        """No time is left any more, for nothing. Any thread may say so."""
+        self._is_ended = True
+
     def is_over(self) -> bool:
         """Whether this part's time is up. Rests first, where that is due."""
         now_s = self._seconds()
-        if self._rest_s and now_s - self._rested_s >= WORK_S:
+        if self._rest_s and now_s - self._rested_s >= WORK_S and not self._is_ended:
             self._sleep(self._rest_s)
             now_s = self._rested_s = self._seconds()
-        return now_s > self._until_s
+        return self._is_ended or now_s > self._until_s
 
     def wait(self) -> bool:
         """Let the job run a little; False where that is no use, or no time is left for it."""
-        if not self.can_wait or self._seconds() > self._until_s:
+        if not self.can_wait or self._is_ended or self._seconds() > self._until_s:
             return False
         self._sleep(GIVE_WAY_S)
         self._rested_s = self._seconds()
