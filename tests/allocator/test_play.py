@@ -134,7 +134,7 @@ def test_without_a_daemon_what_was_not_acknowledged_is_counted_and_told(tmp_path
     assert told["unacknowledged"] == told["samples"] + told["block_maps"] + told["events"]
     left = told["unacknowledged"]
     assert done.stderr == (
-        f"allocscope play: {left} of {left} items were not acknowledged by a daemon at {tmp_path}/none: does one run (allocscope daemon), and there"
+        f"allocscope play: {left:,} of {left:,} items were not acknowledged by a daemon at {tmp_path}/none: does one run (allocscope daemon), and there"
         " (--socket)?\n"
     )
 
@@ -149,7 +149,7 @@ def test_a_daemon_that_is_not_there_is_told_of_while_it_plays_on(tmp_path):
     try:
         assert process.stderr is not None
         assert process.stderr.readline() == (
-            f"allocscope play: no daemon answers at {socket} yet; going on, at most 4096 items are kept\n"
+            f"allocscope play: no daemon answers at {socket} yet; going on, at most 4,096 items are kept\n"
         )
         with Receiver(socket) as late:
             late.wait_for(late.samples)

@@ -94,7 +94,7 @@ def test_the_command_says_it_as_json(capsys):
 
 def test_the_command_says_it_to_people(capsys):
     assert command.main([str(RECORDINGS / "steady-1-2216.run.json")]) == 0
-    assert capsys.readouterr().out == "steady-1-2216: 1009 samples; went on to its end\nno alerts\n"
+    assert capsys.readouterr().out == "steady-1-2216: 1,009 samples; went on to its end\nno alerts\n"
 
 
 @pytest.mark.parametrize("what", ["missing", "cut off"])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
+
+from allocscope.cli.figures import moment
 
 _REASONS = {
     "oom": "at an OutOfMemoryError",
@@ -21,9 +22,10 @@ def whose(capture: Mapping[str, Any]) -> str:
     if type(process.get("rank")) is int:
         said += f", rank {process['rank']}"
     said += f" (pid {_word(process.get('pid'))} on {_word(process.get('host'))})"
-    taken = _moment(capture.get("time_us"))
+    time_us = capture.get("time_us")
+    taken = f"taken {moment(time_us)} UTC" if type(time_us) is int else ""
     reason = _REASONS.get(str(capture.get("reason")), "")
-    told = " ".join(part for part in (taken and f"taken {taken} UTC", reason) if part)
+    told = " ".join(part for part in (taken, reason) if part)
     problem = capture.get("problem")
     return ", ".join(part for part in (said, told) if part) + (f"; {printable(problem)}" if problem else "")
 
@@ -35,10 +37,3 @@ def printable(text: object, longest: int = 500) -> str:
 
 def _word(value: object) -> str:
     return "?" if value is None or value == "" else printable(value, 200)
-
-
-def _moment(time_us: object) -> str | None:
-    try:
-        return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}"  # type: ignore[operator]
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None

@@ -81,7 +81,7 @@ def as_text(diagnosis: Diagnosis, snapshot: Snapshot, look: Look, *, file: str =
         parts.append(look.fold(_HOW_TO_RECORD))
     if snapshot.host_segments:
         parts.append(
-            f"pinned host memory: {size(sum(snapshot.host_segments))} in {len(snapshot.host_segments)} segments"
+            f"pinned host memory: {size(sum(snapshot.host_segments))} in {len(snapshot.host_segments):,} segments"
         )
     if snapshot.conf:
         parts.append(f"settings: {_clean(snapshot.conf)}")
@@ -136,7 +136,7 @@ def _title(device: DeviceDiagnosis, look: Look) -> str:
     now = device.now
     return (
         look.heading(f"device {device.device}")
-        + f"  {size(now.reserved_bytes)} reserved in {len(now.segments)} segments, {now.block_count} blocks, "
+        + f"  {size(now.reserved_bytes)} reserved in {len(now.segments):,} segments, {now.block_count:,} blocks, "
         + f"{size(now.allocated_bytes)} live"
     )
 
@@ -161,7 +161,7 @@ def _failure(failure: Failure, device: int, snapshot: Snapshot, look: Look) -> I
     when = f" at {moment(entry.time_us)} UTC" if entry.time_us else ""
     wanted = f"a segment of {size(failure.segment_bytes)} wanted of the device"
     if failure.entry_index is not None:
-        when += f" (entry {failure.entry_index} of {len(snapshot.traces[device])})"
+        when += f" (entry {failure.entry_index:,} of {len(snapshot.traces[device]):,})"
         wanted = f"{size(entry.size)} asked for, {wanted}"
     told = f"OutOfMemoryError{when}: {wanted}"
     yield f"{look.paint(told, '31;1')}: {failure.verdict.value.replace('_', ' ')}"
@@ -307,21 +307,21 @@ def _hole(hole: Hole) -> Iterator[str]:
     segment = hole.segment
     place = f"{segment.segment_type} pool, stream {_stream(segment.stream)}"
     what = "mapped range" if segment.is_expandable else "segment"
-    pins = f"{len(hole.pins)} block{'s' if len(hole.pins) != 1 else ''} of {size(hole.pinned_by_bytes)}"
+    pins = f"{len(hole.pins):,} block{'s' if len(hole.pins) != 1 else ''} of {size(hole.pinned_by_bytes)}"
     beside = " beside it" if segment.is_expandable else ""
     yield f"  {size(hole.size)} at {hole.address:#x} in a {what} of {size(segment.total_size)} ({place}), pinned by {pins}{beside}"
     for pin in hole.pins[:PINS]:
         state = " (waits for another stream)" if pin.state != "active_allocated" else ""
         yield f"    {size(pin.size):>12}{state}  {_clean(site_of(pin.stack) or '')}".rstrip()
     if len(hole.pins) > PINS:
-        yield f"    {'…':>12}  {len(hole.pins) - PINS} more, larger"
+        yield f"    {'…':>12}  {len(hole.pins) - PINS:,} more, larger"
 
 
 def _sites(moment: Moment, look: Look) -> str:
     found = sites(moment.segments, SITES)
     if not found:
         return ""
-    lines = [f"  {size(site.bytes):>12} {site.count:>6} ×  {_clean(site.where)}" for site in found]
+    lines = [f"  {size(site.bytes):>12} {site.count:>6,} ×  {_clean(site.where)}" for site in found]
     return "\n".join([look.heading("who holds the live bytes"), *lines])
 
 
@@ -337,7 +337,7 @@ def _headroom(device: DeviceDiagnosis, look: Look, *, since_failure: bool) -> st
 
 
 def _more(count: int, shown: int) -> Iterable[str]:
-    return (f"  and {count - shown} more",) if count > shown else ()
+    return (f"  and {count - shown:,} more",) if count > shown else ()
 
 
 def _clean(text: str) -> str:

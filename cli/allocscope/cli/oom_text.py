@@ -96,7 +96,7 @@ def _summary(report: OomReport) -> str:
 
 
 def _many(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _block(told: Sequence[_Told], width: int | None) -> str:
@@ -168,5 +168,5 @@ def _processes(told: Sequence[_Told]) -> list[str]:
             f"  {f'process {process.pid}':<22} {amount(process.used.bytes) if process.used else 'not known':>14}{mine}"
         )
     if len(named) > PROCESSES:
-        lines.append(f"  and {len(named) - PROCESSES} more processes")
+        lines.append(f"  and {len(named) - PROCESSES:,} more processes")
     return lines

@@ -166,7 +166,7 @@ class _Play:
         self._tell(ended)
         if unacknowledged:
             _say(
-                f"{unacknowledged} of {self._sent.all} items were not acknowledged by a daemon at {self._socket}: does one run "
+                f"{unacknowledged:,} of {self._sent.all:,} items were not acknowledged by a daemon at {self._socket}: does one run "
                 "(allocscope daemon), and there (--socket)?"
             )
         if self._options.json:
@@ -213,7 +213,7 @@ class _Play:
 
     def _warn_unless_reached(self, uplink: Uplink) -> None:
         if not uplink.is_reached:
-            _say(f"no daemon answers at {self._socket} yet; going on, at most {CAPACITY} items are kept")
+            _say(f"no daemon answers at {self._socket} yet; going on, at most {CAPACITY:,} items are kept")
 
     def _tell(self, text: str) -> None:
         if self._options.verbose:

@@ -72,7 +72,7 @@ def as_json(rehearsal: Rehearsal) -> dict[str, object]:
 def as_text(rehearsal: Rehearsal, recording: Recording) -> str:
     """A line an alert, in seconds since the run's start."""
     end = "went on to its end" if rehearsal.oom_us is None else f"died at {_since(recording, rehearsal.oom_us)}"
-    lines = [f"{recording.name}: {rehearsal.samples} samples; {end}"]
+    lines = [f"{recording.name}: {rehearsal.samples:,} samples; {end}"]
     lines += [_line(alert, recording) for alert in rehearsal.alerts]
     return "\n".join(lines if rehearsal.alerts else [*lines, "no alerts"])
 

@@ -24,7 +24,7 @@ def _need(facts: Facts) -> str:
 def _holes(facts: Facts) -> list[str]:
     if not facts.stranded[0]:
         return []
-    holes = f", in {facts.holes[0]} holes now" if facts.holes[0] > 0 else ""
+    holes = f", in {facts.holes[0]:,} holes now" if facts.holes[0] > 0 else ""
     return [f"{size(facts.stranded[0])} lie stranded then{holes}"]
 
 
@@ -48,7 +48,7 @@ def _flushes(facts: Facts) -> list[str]:
     count = facts.flushes[0]
     if not count:
         return []
-    flushes = "1 flush" if count == 1 else f"{count} flushes"
+    flushes = "1 flush" if count == 1 else f"{count:,} flushes"
     return [f"{flushes} in the last ten minutes, the narrowest left {size(facts.slack[0])}"]
 
 

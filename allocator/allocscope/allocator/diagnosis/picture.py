@@ -47,7 +47,7 @@ def _holes(moment: Moment) -> str:
     if any(segment.is_expandable for segment in moment.segments):
         return "holes"
     count = hole_count(moment.segments)
-    return "1 hole" if count == 1 else f"{count} holes"
+    return "1 hole" if count == 1 else f"{count:,} holes"
 
 
 def _opinion(moment: Moment) -> str:

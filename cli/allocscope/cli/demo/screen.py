@@ -302,7 +302,7 @@ def _sums(result: Result) -> list[Text]:
         ),
         Text(f"The usual rule (more than 95 % used for 5 min): {usual} of {len(deaths)}, with {usual_false} false."),
         Text(
-            f"{result.samples_sent} samples were handed on, {result.samples_stored} are stored, {kept}. It took {duration(result.duration_s)}."
+            f"{result.samples_sent:,} samples were handed on, {result.samples_stored:,} are stored, {kept}. It took {duration(result.duration_s)}."
         ),
         Text("The demo shows what it promises.", style="bold green")
         if result.ok
