@@ -128,7 +128,7 @@ def test_after_an_outage_both_killed_while_it_is_made_up_for_cost_nothing(machin
     slowly = ("--interval-s", "0.05", "--backlog-bytes-per-s", "40000")
     fleet = Fleet(machine, collector, machine.daemon("n1", collector, *slowly))
     fleet.play()
-    machine.until(lambda: _figure(fleet.daemon, "allocscope_spool_batches") > 90, "many batches wait")
+    machine.until(lambda: _figure(fleet.daemon, "allocscope_spool_bytes") > 200_000, "seconds of backlog wait")
     fleet.collector = machine.again(collector)
     machine.until(lambda: count(machine.database) > 0, "the first samples are stored")
     assert fleet.daemon.said("what is new goes first")
