@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from allocscope.alerts.forecast import Outlook
-from allocscope.alerts.rules import Condition, RetryRounds, Subject, alerts_of, oom_alert
+from allocscope.alerts.forecast import Foreseen, Outlook
+from allocscope.alerts.rules import THRASHING_ROUNDS, Condition, RetryRounds, Subject, alerts_of, oom_alert
 from allocscope.alerts.states import Alert, AlertState, Progress, advance
 from allocscope.model import BlockMap, DeviceReading, Event, EventKind, Forecast, Sample
 
@@ -20,7 +20,7 @@ JUDGE_EVERY_US = 1_000_000
 class Watch:
     """One allocator. Each thing told answers with the alerts that began to fire or resolved by it."""
 
-    __slots__ = ("_advice", "_judged", "_rounds", "alerts", "forecast", "outlook", "subject")
+    __slots__ = ("_advice", "_judged", "_moment", "_rounds", "_wordless", "alerts", "forecast", "outlook", "subject")
 
     def __init__(self, subject: Subject, outlook: Outlook) -> None:
         self.subject = subject
@@ -32,6 +32,10 @@ class Watch:
         self._advice: str | None = None
         self._rounds = RetryRounds()
         self._judged = -1
+        self._moment: tuple[Foreseen, int] | None = None
+        """What was foreseen last in silence, and in which row of it, where no words of it were made yet."""
+        self._wordless: tuple[Condition, ...] = ()
+        """What held then."""
 
     def sample(self, sample: Sample) -> tuple[Alert, ...]:
         """A sample; one that was told before changes nothing."""
@@ -61,6 +65,46 @@ class Watch:
         self._judged = forecast.time_us // JUDGE_EVERY_US
         self.forecast = forecast
         return self._advance(forecast.time_us)
+
+    # the same in silence: words are made only where an alert begins to fire, and of what stands in the end
+
+    def judge_in_silence(self, foreseen: Foreseen, row: int) -> tuple[Alert, ...]:
+        """As `judge`, of a row; nothing else may be told before `settle`, but `observed`."""
+        forecast, before = foreseen.outcome(row), self.forecast
+        if before is None or (before.state, before.cause) != (forecast.state, forecast.cause):
+            self.settle()
+            self._wordless = alerts_of(forecast, self.subject)
+        self._moment, self.forecast = (foreseen, row), forecast
+        self._judged = forecast.time_us // JUDGE_EVERY_US
+        if self.is_steady:
+            return ()
+        changes = self._advance(forecast.time_us)
+        if not any(alert.state is AlertState.FIRING for alert in changes):
+            return changes
+        standing = self.alerts
+        self.settle()
+        worded = dict(zip(map(id, standing), self.alerts, strict=True))
+        return tuple(worded.get(id(alert), alert) for alert in changes)
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether a judgement in silence like the latest would change nothing but words and times: what holds fires, and nothing else."""
+        if len(self._rounds.times_us) >= THRASHING_ROUNDS:
+            return False
+        fires = {id(alert.condition) for alert in self.alerts if alert.state is AlertState.FIRING}
+        return len(self.alerts) == len(fires) and fires == set(map(id, self._wordless))
+
+    def settle(self) -> None:
+        """Gives what was judged in silence last its words, and what held then its time."""
+        if self._moment is None:
+            return
+        foreseen, row = self._moment
+        self._moment, self.forecast = None, foreseen.forecast(row)
+        worded = dict(zip(map(id, self._wordless), alerts_of(self.forecast, self.subject), strict=True))
+        self.alerts = tuple(
+            _held(alert, condition, self.forecast.time_us) if (condition := worded.get(id(alert.condition))) else alert
+            for alert in self.alerts
+        )
 
     def block_map(self, block_map: BlockMap) -> tuple[Alert, ...]:
         """A block map; judged with the next sample."""
@@ -118,12 +162,20 @@ class Watch:
         return tuple(_resolved(alert, now_us) for alert in fired if not alert.condition.rule.outlives_its_job)
 
     def _advance(self, now_us: int, *conditions: Condition) -> tuple[Alert, ...]:
-        foreseen = alerts_of(self.forecast, self.subject) if self.forecast else ()
+        foreseen = self._wordless if self._moment else alerts_of(self.forecast, self.subject) if self.forecast else ()
         holding = (*foreseen, *self._rounds.alerts(now_us, self.subject), *conditions)
         if self._advice is not None:
             holding = tuple(replace(condition, advice=self._advice) for condition in holding)
         self.alerts, changes = advance(self.alerts, holding, now_us)
         return changes
+
+
+def _held(alert: Alert, condition: Condition, now_us: int) -> Alert:
+    """It held at that moment, in these words."""
+    progress = alert.progress
+    if alert.state is AlertState.FIRING:
+        progress = replace(progress, counted_us=0, seen_us=now_us)
+    return Alert(condition, progress)
 
 
 def _resolved(alert: Alert, now_us: int) -> Alert:

@@ -132,7 +132,7 @@ class Fleet:
         """Who ran out of memory lately, and when it was heard of, by the collector's clock: as long as the alert of it stands."""
         self.folded = 0
         """Samples that were not judged though it was time, because others waited."""
-        self._outlooks = Outlooks()
+        self.outlooks = Outlooks()
         self._ended: dict[str, int] = {}
         """By process: the last number of those that ended."""
         self._ooms_heard: dict[tuple[AllocatorRef, int], None] = {}
@@ -191,7 +191,7 @@ class Fleet:
             device_total_bytes=_total_bytes(own, reading),
             allowed_bytes=own.allowed_bytes if own else None,
             allocator_conf=process.allocator_conf,
-            among=self._outlooks,
+            among=self.outlooks,
         )
         if reading:
             outlook.observe_device(reading)
@@ -209,7 +209,7 @@ class Fleet:
         if subject == watch.subject:
             return []
         before = watch.subject
-        over = self._gather(watch.rename(subject, watched.time_us), watched.heard_us, "it is of another job")
+        over = self.gather(watch.rename(subject, watched.time_us), watched.heard_us, "it is of another job")
         if subject.job == before.job:
             self.gathering.rename(before, subject)
             if before in self.ooms:
@@ -291,7 +291,7 @@ class Fleet:
             )
             begun = (Alert(oom_alert(event, subject), progress),)
         self.ooms.setdefault(subject, now_us - ago_us)
-        changes = self._gather(begun, now_us)
+        changes = self.gather(begun, now_us)
         if not watched:
             self.keep(begun[0], now_us)
         return changes
@@ -326,14 +326,15 @@ class Fleet:
                     if isinstance(item, Sample):
                         samples.append((watched, item))
                         break
-                    changes += self._gather(self._tell_one(watched, item), watched.heard_us)
+                    changes += self.gather(self.tell_one(watched, item), watched.heard_us)
             changes += self._tell_samples(samples, behind)
             waiting = [(watched, items) for watched, items in waiting if items]
         return changes
 
-    def _tell_one(self, watched: Watched, item: BlockMap | Event) -> tuple[Alert, ...]:
+    def tell_one(self, watched: Watched, item: BlockMap | Event) -> tuple[Alert, ...]:
+        """Something other than a sample; what changes in the allocator's own alerts."""
         if isinstance(item, BlockMap):
-            watched.largest_free_block_bytes = _largest_free_block(item)
+            watched.largest_free_block_bytes = largest_free_block(item)
             return watched.watch.block_map(item)
         if item.kind is EventKind.OOM:
             self._hear(watched.ref, item)
@@ -346,7 +347,7 @@ class Fleet:
         if not samples:
             return []
         rows = np.array([watched.watch.outlook.row for watched, _ in samples])
-        new = self._outlooks.observe(rows, of_samples(sample for _, sample in samples))
+        new = self.outlooks.observe(rows, of_samples(sample for _, sample in samples))
         due = []
         for (watched, sample), is_new in zip(samples, new.tolist(), strict=True):
             watched.sample, watched.died = sample, None
@@ -362,15 +363,15 @@ class Fleet:
         if not due:
             return []
         rows = np.array([watched.watch.outlook.row for watched, _ in due])
-        foreseen = self._outlooks.forecast(rows, np.array([sample.time_us for _, sample in due]))
+        foreseen = self.outlooks.forecast(rows, np.array([sample.time_us for _, sample in due]))
         changes: list[Change] = []
         for (watched, _), forecast in zip(due, foreseen.forecasts(), strict=True):
             alerts = watched.watch.judge(forecast)
             self._judged(watched)
-            changes += self._gather(alerts, watched.heard_us)
+            changes += self.gather(alerts, watched.heard_us)
         return changes
 
-    def _gather(self, alerts: Iterable[Alert], now_us: int, reason: str = "") -> list[Change]:
+    def gather(self, alerts: Iterable[Alert], now_us: int, reason: str = "") -> list[Change]:
         """What changes in an allocator's alerts, as what changes in its job's."""
         told = []
         for alert in alerts:
@@ -443,7 +444,7 @@ class Fleet:
                 del self._ledgers[subject]
             for alert in begun_or_over:
                 outlives = alert.condition.rule.outlives_its_job
-                changes += self._gather([alert], now_us) if outlives else [Change(alert)]
+                changes += self.gather([alert], now_us) if outlives else [Change(alert)]
         return changes + self._retold(now_us)
 
     def _retold(self, now_us: int) -> list[Change]:
@@ -490,7 +491,7 @@ class Fleet:
         for alert in watched.watch.alerts:
             self.keep(alert, now_us)
         watched.watch.outlook.drop()
-        return self._gather(over, now_us, reason)
+        return self.gather(over, now_us, reason)
 
     def advise(self, record: AdviceRecord, words: str) -> None:
         """What would help an allocator, also one that is gone; its alerts say so with the next tick."""
@@ -547,7 +548,8 @@ def _by_allocator(batch: NodeBatch, watched: Iterable[AllocatorRef]) -> Iterator
         yield ref, items
 
 
-def _largest_free_block(block_map: BlockMap) -> int | None:
+def largest_free_block(block_map: BlockMap) -> int | None:
+    """Over all its groups; None: not known."""
     return max(
         (g.largest_free_block_bytes for g in block_map.groups if g.largest_free_block_bytes is not None), default=None
     )

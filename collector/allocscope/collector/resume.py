@@ -6,17 +6,19 @@ for how long, is known as before; alerts that were kept as firing go on as those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
 
+from allocscope.alerts.forecast import of_chunks
 from allocscope.alerts.rules import OOM, Subject
 from allocscope.alerts.states import Alert
 from allocscope.collector.fleet import Change, Fleet, Told, Watched
 from allocscope.collector.records import resolved, standing_alert, told_of
-from allocscope.model import AllocatorRef, EventKind
+from allocscope.collector.retrace import Past, retrace
+from allocscope.model import AllocatorRef, BlockMap, Event, EventKind, SampleChunk
 from allocscope.storage.records import AlertRecord, EventRecord, Page, ProcessRecord
 from allocscope.storage.repository import Repository
 
@@ -53,7 +55,7 @@ def resume(
     for record in pages(lambda cursor: repository.devices(cursor=cursor, limit=PAGE)):
         if before.alive_us - record.received_us < retire_after_us:
             fleet.devices[record.device.uuid] = record
-    unjudged, waiting, stopped_us = list[_Followed](), list[_Followed](), dict[str, int]()
+    unjudged, waiting, stopped_us = list[tuple[Watched, list[Told]]](), list[_Followed](), dict[str, int]()
     for process in pages(lambda cursor: repository.processes(cursor=cursor, limit=PAGE)):
         if process.last_received_us < before.alive_us - retire_after_us:
             continue
@@ -64,14 +66,13 @@ def resume(
             continue
         for followed in _follow(repository, fleet, process, before):
             waiting.append(followed)
-            if sum(len(one.judged) for one in waiting) > AT_ONCE:
+            if sum(len(one.past) for one in waiting) > AT_ONCE:
                 unjudged += _judge_again(fleet, waiting)
                 waiting = []
     unjudged += _judge_again(fleet, waiting)
-    fleet.forecasts()  # they are kept
     log.info("resumed", allocators=len(fleet.watched), nodes=len(fleet.heard_before))
     changes = [*_ended_lately(before), *_standing(before, fleet, stopped_us, now_us), *_begun(before, fleet)]
-    return changes + fleet.tell((one.watched, one.unjudged) for one in unjudged)
+    return changes + fleet.tell(unjudged)
 
 
 def pages(read: Callable[[str | None], Page[_Item]]) -> Iterator[_Item]:
@@ -159,37 +160,61 @@ class _Before:
 class _Followed:
     """An allocator that is followed again, and what it sent of late."""
 
-    watched: Watched
-    judged: list[Told]
+    past: Past
     unjudged: list[Told]
 
 
 def _follow(repository: Repository, fleet: Fleet, record: ProcessRecord, before: _Before) -> Iterator[_Followed]:
     process_id = record.process.process_id
-    ooms = list(_ooms(repository, process_id))
+    ooms = [oom.event for oom in _ooms(repository, process_id)]
     for ref in pages(lambda cursor: repository.allocators(process_id=process_id, cursor=cursor, limit=PAGE)):
         watched = fleet.watch(ref, record.process, record.node)
         watched.heard_us = fleet.heard(record.last_received_us)
         latest = next(iter(repository.forecasts(allocator=ref, limit=1).items), None)
         judged_us = max(latest.forecast.time_us if latest else 0, before.judged_us.get(watched.watch.subject, 0))
-        told = _since(repository, ref, max(judged_us - REMEMBERED_US, 0))
-        told += (o.event for o in ooms if o.event.device_uuid in (None, ref.device_uuid) and told)
-        told.sort(key=lambda item: item.sequence)
-        split = next((at for at, item in enumerate(told) if item.time_us > judged_us), len(told))
-        yield _Followed(watched, told[:split], told[split:])
+        from_us = max(judged_us - REMEMBERED_US, 0)
+        chunks = _chunks(repository, ref, from_us)
+        others: list[BlockMap | Event] = list(repository.block_maps(ref, from_us=from_us, limit=PAGE))
+        if chunks or others:
+            others += (oom for oom in ooms if oom.device_uuid in (None, ref.device_uuid))
+        others.sort(key=lambda item: item.sequence)
+        yield _split(watched, chunks, others, judged_us)
 
 
-def _since(repository: Repository, ref: AllocatorRef, from_us: int) -> list[Told]:
-    """Its block maps and samples."""
-    told: list[Told] = list(repository.block_maps(ref, from_us=from_us, limit=PAGE))
-    after = 0
-    while len(told) < AT_MOST:
+def _chunks(repository: Repository, ref: AllocatorRef, from_us: int) -> list[SampleChunk]:
+    """Its samples, those of each chunk before those of the next."""
+    found: list[SampleChunk] = []
+    after = count = 0
+    while count < AT_MOST:
         chunks = repository.samples(ref, from_us=from_us, after_sequence=after, limit=SAMPLES_PAGE)
         if not chunks:
             break
-        told += (sample for chunk in chunks for sample in chunk.samples())
+        found += chunks
+        count += sum(map(len, chunks))
         after = chunks[-1].sequence[-1]
-    return told
+    return found
+
+
+def _split(
+    watched: Watched, chunks: Sequence[SampleChunk], others: Sequence[BlockMap | Event], judged_us: int
+) -> _Followed:
+    """What comes before the first thing of after `judged_us` was judged."""
+    first = min((sequence for sequence, time_us in _numbers(chunks, others) if time_us > judged_us), default=EVERYTHING)
+    judged = [part for chunk in chunks if len(part := chunk.part(last=first - 1))]
+    left = [part for chunk in chunks if len(part := chunk.part(first=first))]
+    unjudged: list[Told] = [sample for part in left for sample in part.samples()]
+    unjudged += (item for item in others if item.sequence >= first)
+    unjudged.sort(key=lambda item: item.sequence)
+    latest = next(judged[-1].part(first=judged[-1].sequence[-1]).samples()) if judged else None
+    past = Past(watched, of_chunks(judged), latest, [item for item in others if item.sequence < first])
+    return _Followed(past, unjudged)
+
+
+def _numbers(chunks: Iterable[SampleChunk], others: Iterable[BlockMap | Event]) -> Iterator[tuple[int, int]]:
+    """Of all of them, each with its moment."""
+    for chunk in chunks:
+        yield from zip(chunk.sequence, chunk.time_us, strict=True)
+    yield from ((item.sequence, item.time_us) for item in others)
 
 
 def _ooms(repository: Repository, process_id: str) -> tuple[EventRecord, ...]:
@@ -197,11 +222,10 @@ def _ooms(repository: Repository, process_id: str) -> tuple[EventRecord, ...]:
     return repository.events(process_id=process_id, kind=EventKind.OOM, limit=PAGE).items
 
 
-def _judge_again(fleet: Fleet, followed: Iterable[_Followed]) -> list[_Followed]:
+def _judge_again(fleet: Fleet, followed: Sequence[_Followed]) -> list[tuple[Watched, list[Told]]]:
     """In silence; what is left is what was not judged."""
-    followed = list(followed)
-    fleet.tell((one.watched, one.judged) for one in followed)
-    return [replace(one, judged=[]) for one in followed if one.unjudged]
+    retrace(fleet, [one.past for one in followed])
+    return [(one.past.watched, one.unjudged) for one in followed if one.unjudged]
 
 
 def _ooms_of_ended(repository: Repository, fleet: Fleet, record: ProcessRecord, before: _Before, now_us: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import groupby
@@ -65,6 +66,9 @@ COLUMNS: tuple[str, ...] = tuple(f.name for f in fields(Sample) if f.name not in
 """The columns that may be unknown, in the order of Sample's fields."""
 
 
+_LAST = 2**63 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class SampleChunk:
     """Consecutive samples of one allocator in columns; a column that is missing is unknown for all of them."""
@@ -77,6 +81,14 @@ class SampleChunk:
 
     def __len__(self) -> int:
         return len(self.sequence)
+
+    def part(self, first: int = 0, last: int = _LAST) -> SampleChunk:
+        """Those numbered from `first` to `last`; the sequence must rise."""
+        part = slice(bisect_left(self.sequence, first), bisect_right(self.sequence, last))
+        if part == slice(0, len(self)):
+            return self
+        columns = {name: column[part] for name, column in self.columns.items()}
+        return SampleChunk(self.allocator, self.sequence[part], self.time_us[part], columns)
 
     def samples(self) -> Iterator[Sample]:
         """Row by row."""

@@ -16,6 +16,6 @@ A full device is no sign of anything: a caching allocator reserves until it is f
 
 from allocscope.alerts.forecast.constants import Constants
 from allocscope.alerts.forecast.outlooks import Foreseen, Outlook, Outlooks
-from allocscope.alerts.forecast.samples import Figures, joined, of_chunk, of_samples
+from allocscope.alerts.forecast.samples import Figures, joined, of_chunk, of_chunks, of_samples
 
-__all__ = ["Constants", "Figures", "Foreseen", "Outlook", "Outlooks", "joined", "of_chunk", "of_samples"]
+__all__ = ["Constants", "Figures", "Foreseen", "Outlook", "Outlooks", "joined", "of_chunk", "of_chunks", "of_samples"]

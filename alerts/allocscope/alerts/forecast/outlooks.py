@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from allocscope.alerts.forecast import trends
 from allocscope.alerts.forecast.constants import Constants
 from allocscope.alerts.forecast.facts import Facts
 from allocscope.alerts.forecast.flushes import Flushes
-from allocscope.alerts.forecast.judgement import CAUSES, NO_CAUSE, STATES, Judgement, Levels
+from allocscope.alerts.forecast.judgement import CAUSES, NO_CAUSE, OK, STATES, Judgement, Levels
 from allocscope.alerts.forecast.requests import Requests, largest_live
 from allocscope.alerts.forecast.rooms import Rooms
 from allocscope.alerts.forecast.rows import (
@@ -131,6 +131,22 @@ class _Latest(Table):
     troughs_speed: NDArray[np.float32]
 
 
+class _Unasked(NamedTuple):
+    """A map, and what else was known at its moment."""
+
+    block_map: BlockMap
+    settings: AllocatorSettings
+    free_bytes: int
+    allowed_bytes: int | None
+
+    def headroom_bytes(self) -> int:
+        """What would have fitted then."""
+        fits = headroom(
+            self.block_map, self.settings, device_free_bytes=self.free_bytes, allowed_bytes=self.allowed_bytes
+        )
+        return bounded(fits.request_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Foreseen:
     """What follows, of each row that was asked for."""
@@ -147,27 +163,29 @@ class Foreseen:
         """Each allocator's."""
         return map(self.forecast, range(len(self.time_us)))
 
+    def outcome(self, i: int) -> Forecast:
+        """One allocator's state and cause, without figures."""
+        cause = self.cause[i]
+        return Forecast(int(self.time_us[i]), STATES[self.level[i]], CAUSES[cause] if cause != NO_CAUSE else None)
+
     def forecast(self, i: int) -> Forecast:
         """One allocator's."""
-        state, cause = STATES[self.level[i]], self.cause[i]
-        named = CAUSES[cause] if cause != NO_CAUSE else None
+        outcome = self.outcome(i)
         if not self.ready[i]:
-            return Forecast(int(self.time_us[i]), state, named)
+            return outcome
         facts = self.facts.row(int(self.ready[:i].sum()))
         headroom_bytes, request_bytes = _known(facts.headroom[0]), _known(facts.request[0])
         ratio = None
         if headroom_bytes is not None and request_bytes is not None:
             ratio = (headroom_bytes - request_bytes) / int(facts.total[0])
         left = float(facts.seconds_left[0])
-        return Forecast(
-            time_us=int(self.time_us[i]),
-            state=state,
-            cause=named,
+        return replace(
+            outcome,
             headroom_bytes=headroom_bytes,
             request_bytes=request_bytes,
             margin_ratio=ratio,
             seconds_to_oom=None if np.isnan(left) else left,
-            summary=describe(facts) if state is not State.OK else "",
+            summary=describe(facts) if outcome.state is not State.OK else "",
         )
 
 
@@ -186,6 +204,8 @@ class Outlooks:
         self._history: tuple[Table, ...] = (*self._scales, self._peaks, self._rooms, self._flushes)
         self._tables = (self._latest, *self._history, self._requests, self._judgement)
         self._settings: list[AllocatorSettings] = [AllocatorSettings()] * FIRST_ROWS
+        self._maps: dict[int, _Unasked] = {}
+        """By row: the latest map, where nobody has asked for its headroom yet."""
         self._vacant = list(range(FIRST_ROWS))[::-1]
 
     @property
@@ -216,6 +236,7 @@ class Outlooks:
         """Forget an allocator; its row is another one's next."""
         for table in self._tables:
             table.clear(np.array([row]))
+        self._maps.pop(row, None)
         self._vacant.append(row)
 
     # what is told
@@ -325,18 +346,25 @@ class Outlooks:
 
     def observe_map(self, row: int, block_map: BlockMap) -> None:
         """A block map: of expandable segments it alone tells of holes; and what is live was asked for."""
-        latest, at = self._latest, np.array([row])
-        latest.expandable[row] = expandable = any(group.expandable for group in block_map.groups)
-        if expandable:
-            latest.stranded[row] = bounded(sum(group.stranded_bytes for group in block_map.groups))
-        request = largest_live(block_map)
-        if request is not None:
-            self._requests.observe(at, np.array([block_map.time_us]), np.array([bounded(request)]))
-        free = int(self._free(at)[0])
-        if free >= 0:
-            allowed = _known(latest.allowed[row])
-            fits = headroom(block_map, self._settings[row], device_free_bytes=free, allowed_bytes=allowed)
-            latest.map_us[row], latest.map_headroom[row] = block_map.time_us, bounded(fits.request_bytes)
+        self.observe_maps(np.array([row]), [block_map])
+
+    def observe_maps(self, rows: Rows, block_maps: Sequence[BlockMap]) -> None:
+        """A block map of each of these rows, no row twice."""
+        latest = self._latest
+        time_us = np.array([block_map.time_us for block_map in block_maps])
+        asked = np.array([UNKNOWN if (live := largest_live(m)) is None else bounded(live) for m in block_maps])
+        if (known := asked >= 0).any():
+            self._requests.observe(rows[known], time_us[known], asked[known])
+        expandable = [any(group.expandable for group in block_map.groups) for block_map in block_maps]
+        latest.expandable[rows] = expandable
+        for row, free, is_expandable, block_map in zip(
+            rows.tolist(), self._free(rows).tolist(), expandable, block_maps, strict=True
+        ):
+            if is_expandable:
+                latest.stranded[row] = bounded(sum(group.stranded_bytes for group in block_map.groups))
+            if free >= 0:
+                latest.map_us[row] = block_map.time_us
+                self._maps[row] = _Unasked(block_map, self._settings[row], free, _known(int(latest.allowed[row])))
 
     def observe_event(self, row: int, event: Event) -> None:
         """An OOM that the program may have survived: what was asked for in vain may be asked for again."""
@@ -358,17 +386,20 @@ class Outlooks:
 
     # what follows
 
-    def forecast(self, rows: Rows, now_us: Ints) -> Foreseen:
-        """What follows from all that was seen of these rows."""
+    def forecast(self, rows: Rows, now_us: Ints, *, in_full: Bools | None = None) -> Foreseen:
+        """What follows from all that was seen of these rows. `in_full`: of which the headroom is wanted though they are ok; None: of all."""
         latest, judgement = self._latest, self._judgement
         ready = (self._scales[0].count[rows] >= 2) & (latest.room[rows] >= 0) & (latest.total[rows] > 0)
         at, moments_us = rows[ready], now_us[ready]
         facts = self._facts(at, moments_us)
         warm = moments_us - latest.started_us[at] >= self._constants.warmup_s * 1e6
         judgement.judge(at, facts, warm, moments_us)
+        wanted = np.ones(len(at), np.bool_) if in_full is None else in_full[ready] | (judgement.level[at] > OK)
+        facts.headroom[wanted] = self._headroom(at[wanted], moments_us[wanted])
         return Foreseen(now_us, judgement.level[rows], judgement.cause[rows], ready, facts)
 
     def _facts(self, rows: Rows, now_us: Ints) -> Facts:
+        """All but the headroom, which no state hangs on."""
         latest, constants = self._latest, self._constants
         elapsed_us = latest.time_us[rows] - latest.started_us[rows]
         self._look_for_trends(rows, elapsed_us)
@@ -389,7 +420,7 @@ class Outlooks:
             narrowing=self._flushes.narrowing(rows, flushes, constants),
             slack_left_s=self._flushes.seconds_left(rows, flushes, elapsed_us / 1e6, total, constants),
             request=self._requests.largest(rows, now_us),
-            headroom=self._headroom(rows, now_us),
+            headroom=np.full(len(rows), UNKNOWN, np.int64),
             holes=np.where(latest.expandable[rows], UNKNOWN, latest.holes[rows]),
             constants=constants,
         )
@@ -431,6 +462,9 @@ class Outlooks:
         """The largest request that would succeed: by the latest map, or what the counters are sure of."""
         latest = self._latest
         by_map = (latest.map_us[rows] >= 0) & (now_us - latest.map_us[rows] <= MAP_HOLDS_US)
+        for row in rows[by_map].tolist() if self._maps else ():
+            if (unasked := self._maps.pop(row, None)) is not None:
+                latest.map_headroom[row] = unasked.headroom_bytes()
         found = np.where(by_map, latest.map_headroom[rows], UNKNOWN)
         for i in np.flatnonzero(~by_map):
             found[i] = self._lower_bound(int(rows[i]))

@@ -56,6 +56,11 @@ def of_chunk(chunk: SampleChunk) -> Figures:
     return Figures(np.array(chunk.sequence, np.int64), np.array(chunk.time_us, np.int64), *figures)
 
 
+def of_chunks(chunks: Iterable[SampleChunk]) -> Figures:
+    """As many rows as all of them have samples."""
+    return joined([*map(of_chunk, chunks)] or [of_samples(())])
+
+
 def joined(figures: Iterable[Figures]) -> Figures:
     """One after the other."""
     return Figures(*map(np.concatenate, zip(*figures, strict=True)))
