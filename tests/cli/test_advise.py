@@ -46,11 +46,11 @@ llama rank 3 on n7, GPU 2, 2023-11-14 22:13:20 UTC: setting
   to be known: max_split_size_mb? is ignored
   12,345 recorded requests, by the rules of PyTorch 2.14.1; exact: all is explained
   settings                   needs   reserved   stranded flushes  calls fails at
-  default (as recorded)              1.95 GiB 900.00 MiB       1     12   12,344
+  default (as recorded)          –   1.95 GiB 900.00 MiB       1     12   12,344
   expandable_segments:True
                           1.07 GiB   1.17 GiB    0 bytes       0     99        –
   max_split_size_mb:64 with buckets:8 (1)
-                                     1.17 GiB    0 bytes       0      9        –
+                                 –   1.17 GiB    0 bytes       0      9        –
   (1) not advised: not with a MemPool
 """
 
