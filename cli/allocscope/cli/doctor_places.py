@@ -74,7 +74,7 @@ def folder_findings(about: str, seen: FolderSight, *, limit_bytes: int, daemon_r
         remedy = "the daemon makes it at its start; it must be able to write there" if daemon_runs else None
         yield Finding(about, state, f"{seen.path} is not there", remedy, facts)
     else:
-        age = f", the oldest since {duration(seen.oldest_s)}" if seen.oldest_s is not None else ""
+        age = f", the oldest of {duration(seen.oldest_s)} ago" if seen.oldest_s is not None else ""
         state = State.NOTE if seen.bytes > limit_bytes * 0.9 else State.WELL
         remedy = (
             "the oldest are about to be dropped: see why the collector does not take them"
