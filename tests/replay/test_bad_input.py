@@ -9,12 +9,12 @@ import pytest
 
 from allocscope.allocator.errors import SettingsError
 from allocscope.allocator.recording import read_recording
-from allocscope.allocator.settings import KEYS, AllocatorSettings, parse_settings_to_try
+from allocscope.allocator.settings import KEYS, AllocatorSettings, parse_settings, parse_settings_to_try
 from allocscope.allocator.simulator.sources import source_of, sources_of
 from allocscope.allocator.simulator.what_if import Source, what_if
 from allocscope.allocator.snapshot import Snapshot, SnapshotBlock, SnapshotSegment
 from allocscope.cli.replay import main as replay
-from tests.allocator.made import SHIPPED, alloc, as_pytorch_writes, freed, got, oom
+from tests.allocator.made import SHIPPED, alloc, as_pytorch_writes, freed, gave_back, got, oom
 
 MIB = 1 << 20
 A = 1 << 30
@@ -82,8 +82,31 @@ def test_blocks_where_a_foreign_snapshot_leaves_no_room_for_them_are_told():
     foreign = SnapshotSegment(0, A, 40 * MIB, 0, "large", (0, 0), is_expandable=False, blocks=blocks)
     inside = [entry._replace(size=2 * MIB) for entry in freed(A + 20 * MIB)]
     found = what_if(replace(made(inside), segments=(foreign,)), ["expandable_segments:True"])
-    assert (found.history.explained, found.exactness.exact) == (0, False)
+    assert (found.history.contradictions, found.exactness.exact) == (1, False)
     assert len(found.outcomes) == 2
+
+
+@pytest.mark.parametrize("conf", ["", "max_split_size_mb:64", "expandable_segments:True"])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_piece_of_a_history_with_the_snapshot_of_its_end_is_told(run, conf, seed):
+    """What it leads back to may lie in itself."""
+    drawn = random.Random(seed)
+    start = drawn.randrange(len(run.trace) - 400)
+    piece = run.trace[start : start + drawn.randrange(50, 400)]
+    found = what_if(replace(run, trace=piece, conf=conf, settings=parse_settings(conf)), [])
+    assert found.history.entries == len([entry for entry in piece if entry.action != "snapshot"])
+    assert not found.exactness.exact
+
+
+def test_segments_and_blocks_that_lie_in_others_are_told():
+    """The history gives back a segment inside one that there is, whose block is longer than itself."""
+    block = SnapshotBlock(A, 60 * MIB, 60 * MIB, "active_allocated")
+    odd = SnapshotSegment(0, A, 40 * MIB, 0, "large", (0, 0), is_expandable=False, blocks=(block,))
+    other = replace(odd, address=2 * A, total_size=2 * MIB, blocks=())
+    entries = [got(2 * A, 2 * MIB), gave_back(A + 20 * MIB, 20 * MIB)]
+    settings = parse_settings("max_split_size_mb:64")
+    found = what_if(replace(made(entries), segments=(odd, other), settings=settings), ["expandable_segments:True"])
+    assert (found.history.contradictions, found.exactness.exact) == (2, False)
 
 
 def test_a_history_that_is_cut_off_is_told(run):

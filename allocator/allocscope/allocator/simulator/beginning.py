@@ -70,6 +70,7 @@ def walk_back(
         return Beginning([], 0)
     for entry in reversed(trace):
         walk.undo(entry)
+    walk.part()
     order = sorted(walk.held)
     return Beginning([walk.told(start, order, settings) for start in sorted(walk.ranges)], walk.contradictions)
 
@@ -191,6 +192,16 @@ class _Walk:
                     del self.ranges[start]
                 return
 
+    def part(self) -> None:
+        """Leave out ranges that lie in others, which nothing leads to."""
+        end = 0
+        for start, each in sorted(self.ranges.items()):
+            if start < end or each.size <= 0:
+                del self.ranges[start]
+                self.contradictions += 1
+            else:
+                end = start + each.size
+
     def told(self, start: int, order: Sequence[int], settings: AllocatorSettings) -> dict[str, Any]:
         """A range as PyTorch would tell it; `order` are the addresses of what is held."""
         each = self.ranges[start]
@@ -201,8 +212,11 @@ class _Walk:
         for address, following in pairwise([*inside, end]):
             if address > at:
                 blocks.append({"address": at, "size": address - at, "requested_size": 0, "state": STATES[0]})
-            held = self.held[address]
-            size = _size(held, each, following - address, settings)
+            held, room = self.held[address], following - address
+            size = _size(held, each, room, settings)
+            if not 0 < size <= room:
+                self.contradictions += 1
+                size = room
             blocks.append(
                 {"address": address, "size": size, "requested_size": held.requested, "state": STATES[held.state]}
             )

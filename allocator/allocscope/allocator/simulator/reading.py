@@ -268,7 +268,9 @@ class Reading:
         """Whether a free block would have served it, had nothing been given back: then that was the program's doing."""
         if self.astray_at is not None or malloc.pool_id != DEFAULT_POOL:
             return False
-        return self.simulator.way(malloc.size, malloc.stream) is Way.CACHE
+        with suppress(*_LOST):
+            return self.simulator.way(malloc.size, malloc.stream) is Way.CACHE
+        return False
 
     def _explain(
         self, at: int, completed: Sequence[TraceEntry], malloc: Asked, entry: TraceEntry, *, released: bool
@@ -289,7 +291,10 @@ class Reading:
 
     def _explains(self, at: int, done: Iterable[TraceEntry], malloc: Asked, entry: TraceEntry) -> bool:
         """Whether the allocation by itself does what was done."""
-        copy = self.simulator.copy(trace=True)
+        try:
+            copy = self.simulator.copy(trace=True)
+        except KeyError:  # the snapshot is not of this history, and told blocks that lie in each other
+            return False
         for each in done:
             copy.finish_stream(-1 - self._waiting.get(each.address, 0))
         self._tell(copy, malloc, at, entry)
