@@ -618,6 +618,16 @@ def test_the_socket_may_be_given_to_a_group_and_opened_further(tmp_path):
             "cannot give the jobs' socket to the group no-such-group: there is no such group (--socket-group names another)",
         ),
         (
+            "--proc",
+            "{}/node/proc",
+            "cannot see processes in {}/node/proc: there is no {}/node/proc/stat (--proc names another, /proc as a rule)",
+        ),
+        (
+            "--collector-server-name",
+            "collector.example",
+            "collector_server_name goes over TLS only: set collector_ca, or collector_tls where its certificate is of a public CA",
+        ),
+        (
             "--addresses-file",
             "{}/file/a",
             "cannot write the addresses to {}/file/a: Not a directory (--addresses-file names another)",
@@ -647,10 +657,11 @@ def test_what_cannot_be_had_is_a_clear_error(tmp_path, flag, value, text):
 def test_every_problem_with_the_settings_is_told_at_once(tmp_path):
     config = tmp_path / "daemon.toml"
     config.write_text('intervall_s = 1\nspool_limit_bytes = "1G"\nmetrics_listen = "9466"\nsocket_mode = "rw"\n')
-    done = run("--config", str(config), "--nvml-timeout-s", "soon")
+    done = run("--config", str(config), "--nvml-timeout-s", "soon", "--node", "a\nb")
     assert done.stderr == (
-        f"allocscope daemon: 5 problem(s) with the settings; the file is {config}\n"
+        f"allocscope daemon: 6 problem(s) with the settings; the file is {config}\n"
         "  intervall_s is not a setting, but is in the file (did you mean 'interval_s'?)\n"
+        "  --node is 'a\\nb': must have 1 to 253 printable letters\n"
         "  socket_mode is 'rw': must be octal, from 0000 to 0777, such as 0660\n"
         "  spool_limit_bytes is '1G': must be a whole number\n"
         "  metrics_listen is '9466': must be HOST:PORT, with a PORT from 0 to 65535 and an IPv6 HOST in brackets\n"

@@ -23,7 +23,7 @@ from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.config import DaemonSettings, default_socket, default_spool
 from allocscope.daemon.devices import Devices
 from allocscope.daemon.durable import write_atomically
-from allocscope.daemon.errors import AddressesError, GroupError, SocketError
+from allocscope.daemon.errors import AddressesError, GroupError, ProcError, SocketError
 from allocscope.daemon.exposition import NodeCollector, NodeView
 from allocscope.daemon.intake import Intake
 from allocscope.daemon.jobs_server import JobsServer
@@ -64,6 +64,8 @@ class Daemon:
         way = CollectorWay.of(settings)
         for warning in way.warnings():
             log.warning("a secret is open to others", file=warning)
+        if not os.path.exists(settings.proc / "stat"):  # noqa: PTH110 (Path.exists raises where it may not look)
+            raise ProcError(settings.proc)
         self._node_name = settings.node or socket.gethostname()
         self._socket = settings.socket or default_socket(os.environ, root=root)
         self._observed = observed = Observed()

@@ -57,8 +57,12 @@ class CollectorWay:
                 "collector_certificate and collector_key belong together, and one of them is not given"
             )
         if not self.is_tls:
-            given = {"collector_certificate": self.certificate, "collector_token_file": self.token_file}
-            alone = [name for name, path in given.items() if path is not None]
+            given = {
+                "collector_certificate": self.certificate,
+                "collector_token_file": self.token_file,
+                "collector_server_name": self.server_name,
+            }
+            alone = [name for name, value in given.items() if value is not None]
             if alone:
                 remedy = "set collector_ca, or collector_tls where its certificate is of a public CA"
                 raise CredentialsError(f"{alone[0]} goes over TLS only: {remedy}")

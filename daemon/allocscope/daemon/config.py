@@ -24,7 +24,10 @@ class DaemonSettings:
     """One daemon process."""
 
     node: str | None = setting(
-        None, check=lambda value: None if 0 < len(value) <= 253 else "must have 1 to 253 letters"
+        None,
+        check=lambda value: (
+            None if 0 < len(value) <= 253 and value.isprintable() else "must have 1 to 253 printable letters"
+        ),
     )
     """The node's name, unique in the fleet; by default the host's name."""
 

@@ -5,6 +5,8 @@ DaemonError
 ├── GroupError      the socket cannot be given to that group
 ├── CredentialsError  what is to prove who we are, or who the collector is, cannot be used
 ├── ListenError     the address of /metrics cannot be had
+├── AddressesError  the file of addresses cannot be written
+├── ProcError       there are no processes to be seen
 └── SpoolError      the spool's folder cannot be used
     └── SpoolTaken  by another daemon
 """
@@ -52,6 +54,16 @@ class AddressesError(DaemonError):
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"cannot write the addresses to {path}: {why} (--addresses-file names another)")
         self.path = path
+
+
+class ProcError(DaemonError):
+    """There are no processes to be seen where they are to be looked for."""
+
+    def __init__(self, proc: Path) -> None:
+        super().__init__(
+            f"cannot see processes in {proc}: there is no {proc}/stat (--proc names another, /proc as a rule)"
+        )
+        self.proc = proc
 
 
 class SpoolError(DaemonError):
