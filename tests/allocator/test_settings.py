@@ -184,6 +184,11 @@ def test_settings_that_pytorch_would_refuse_are_refused(conf, message):
         ("max_non_split_rounding_mb:19", "max_non_split_rounding_mb must be at least 20"),
         ("max_non_split_rounding_mb:31,large_segment_size_mb:32", "max_non_split_rounding_mb must be at least 32"),
         ("max_split_size_mb:19", "max_split_size_mb must be at least 20"),
+        (
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            "give the value alone, without PYTORCH_CUDA_ALLOC_CONF=",
+        ),
+        ("export PYTORCH_ALLOC_CONF=", "give the value alone, without export PYTORCH_ALLOC_CONF="),
         ("pinned_num_register_threads:3", "pinned_num_register_threads cannot be '3': it is a power of two up to 128"),
         ("pinned_num_register_threads:256", "pinned_num_register_threads cannot be '256'"),
         (

@@ -319,6 +319,13 @@ def test_what_is_known_against_settings_is_told_beside_what_they_come_to(tmp_pat
 
 def test_what_a_job_is_said_to_have_forbids_settings(tmp_path, capsys):
     path = write_recording(tmp_path, ROUND, device_total=80 * MIB, other_used=[[0, 0]])
+    both = "expandable_segments:True,max_split_size_mb:64"
+    assert replay([str(path), "--conf", both, "--has", "pools", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["devices"]["0"]["replays"][1]["hazards"]
+    assert [each.partition(":")[0] for each in told] == [
+        "expandable_segments with MemPools or CUDA graphs' pools",
+        "expandable_segments with max_split_size_mb",
+    ]
     for option, thing, says in (
         ("--has", "ipc", "expandable_segments with CUDA IPC"),
         ("--has", "pools", "expandable_segments with MemPools"),

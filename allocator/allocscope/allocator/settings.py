@@ -104,6 +104,7 @@ _FORMS = {
 }
 """What values look like, and in words; of the other keys they are not looked at."""
 _ENTRY = re.compile(r"([A-Za-z0-9_]+):(\[[^\]]*\]|[^,:\[\]]*)(?:,|$)")
+_ASSIGNED = re.compile(r"\s*(?:export\s+)?PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=")
 _LEADING_NUMBER = re.compile(r"[+-]?[0-9]+")
 _LEADING_SHARE = re.compile(rf"[+-]?{_SHARE}")
 _UNSIGNED = 1 << 64
@@ -211,6 +212,8 @@ def parse_settings_to_try(conf: str) -> AllocatorSettings:
 
     SettingsError for each; sizes become bytes.
     """
+    if assigned := _ASSIGNED.match(conf):
+        raise SettingsError(conf, f"give the value alone, without {assigned[0].strip()}")
     settings = parse_settings(conf)
     for key, value in entries_of(conf):
         if key not in KEYS:

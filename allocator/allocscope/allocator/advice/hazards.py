@@ -39,8 +39,8 @@ def hazards_of(
     first = hazards_in_force(source.conf, source.settings, circumstances, release, has_limit=limited[0])
     others = []
     for conf, has_limit in zip(confs[1:], limited[1:], strict=True):
-        blocked = blocked_by(conf, circumstances, release, has_limit=has_limit)
-        others.append((*_too_new(conf, source.told_in_force, release), *(() if blocked is None else (blocked,))))
+        against = _blocking(conf, circumstances, release, has_limit=has_limit)
+        others.append((*_too_new(conf, source.told_in_force, release), *against))
     return tuple(first), *others
 
 
@@ -49,11 +49,16 @@ def blocked_by(conf: str, circumstances: Circumstances, release: Release, *, has
 
     `has_limit`: whether a memory fraction limits the allocator. PyTorch 2.0 to 2.14. SettingsError: `conf` cannot be read.
     """
+    return next(_blocking(conf, circumstances, release, has_limit=has_limit), None)
+
+
+def _blocking(conf: str, circumstances: Circumstances, release: Release, *, has_limit: bool) -> Iterator[str]:
     try:
         settings = parse_settings_to_try(conf)
     except SettingsError as error:
-        return str(error)
-    return next(_against(settings, circumstances, release, has_limit=has_limit), None)
+        yield str(error)
+    else:
+        yield from _against(settings, circumstances, release, has_limit=has_limit)
 
 
 def hazards_in_force(
