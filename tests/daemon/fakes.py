@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Self
 import grpc
 
 from allocscope.daemon.intake import ClosedBatch
+from allocscope.daemon.procfs import Procfs
 from allocscope.model import AllocatorRef, Device, Event, Process, Sample
 from allocscope.model.sample import chunks
 from allocscope.model.wire import chunk_to_wire, event_to_wire, process_to_wire
@@ -76,6 +78,27 @@ def acknowledge(closed: ClosedBatch) -> None:
     """As is done once it is on disk."""
     for owed, sequence in closed.owed.items():
         owed.acknowledge(sequence)
+
+
+class Clock:
+    """Stands still."""
+
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Reads(Procfs):
+    """Counts what is read."""
+
+    def __init__(self, root: Path) -> None:
+        self.count = Counter[str]()
+        super().__init__(root)
+
+    def read(self, pid: int | str, name: str) -> str | None:
+        self.count[name] += 1
+        return super().read(pid, name)
 
 
 class FakeProbe:

@@ -8,18 +8,9 @@ from allocscope.daemon import capture_orders
 from allocscope.daemon.capture_orders import CaptureOrders, Ordered
 from allocscope.model import Capture, CaptureOrder, CaptureReason
 from tests.daemon.capture_fakes import ID, note
-from tests.daemon.fakes import process
+from tests.daemon.fakes import Clock, process
 
 A, B = "a" * 32, "b" * 32
-
-
-class Clock:
-    """Stands still."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
@@ -54,15 +45,17 @@ def test_too_many_are_refused(orders, monkeypatch):
     assert [orders.add(A, CaptureOrder(letter * 32)) for letter in "cdec"] == [True, True, False, True]
 
 
-@pytest.mark.parametrize(("history_us", "patience_s"), [(None, 300), (20_000_000, 320), (10**15, 3900)])
-def test_a_silent_process_is_given_time_and_then_up(orders, clock, history_us, patience_s):
+@pytest.mark.parametrize(
+    ("history_us", "patience_s", "told"), [(None, 300, "5 min"), (20_000_000, 320, "5 min"), (10**15, 3900, "65 min")]
+)
+def test_a_silent_process_is_given_time_and_then_up(orders, clock, history_us, patience_s, told):
     orders.add(A, CaptureOrder(ID, history_us=history_us))
     (ordered,) = orders
     clock.now_s += patience_s
     assert orders.problem(ordered, is_gone=False) is None
     clock.now_s += 1
     assert orders.problem(ordered, is_gone=False) == (
-        f"the process left no capture within {patience_s} s of the order: it may hang in a call, or may not write to the"
+        f"the process left no capture within {told} of the order: it may hang in a call, or may not write to the"
         " folder for captures beside its daemon's socket (its log says so)"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from allocscope.daemon.owners import Owners, user_name
 from allocscope.daemon.pods import Holder, Holders, PodName
 from allocscope.daemon.procfs import HostProcess, Procfs
 from allocscope.model import Owner
+from tests.daemon.fakes import Reads
 
 TREES = Path(__file__).parent / "trees"
 TRAINER_ID = "06ea17a8981d25b0315ff17bd1ebad3d95c15a3f8b764eaadb93612d9b61a54e"
@@ -59,18 +59,6 @@ class Pods:
 
     def names(self) -> dict[str, PodName]:
         return self.by_uid
-
-
-class Reads(Procfs):
-    """Counts what is read."""
-
-    def __init__(self, root: Path) -> None:
-        self.count = Counter[str]()
-        super().__init__(root)
-
-    def read(self, pid, name):
-        self.count[name] += 1
-        return super().read(pid, name)
 
 
 def name_of(uid: int) -> str:

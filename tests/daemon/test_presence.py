@@ -17,18 +17,9 @@ from allocscope.daemon.procfs import Procfs
 from allocscope.model import Process
 from allocscope.model.wire import WireError, note_to_wire, process_to_wire
 from tests.daemon.capture_fakes import dead_process, note
-from tests.daemon.fakes import process
+from tests.daemon.fakes import Clock, process
 
 A = "a" * 32
-
-
-class Clock:
-    """Stands still."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture

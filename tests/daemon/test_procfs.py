@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from allocscope.daemon.procfs import AGAIN_US, LONGEST_READ_BYTES, HostProcess, Hosts, Procfs, is_same, join
 from allocscope.model import Process
+from tests.daemon.fakes import Reads
 
 BOOT_S = 1_700_000_000
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -156,18 +156,6 @@ def test_the_drivers_pids_are_joined_to_processes_and_the_rest_are_others(proc):
 
 def test_a_pid_that_this_daemon_cannot_see_is_joined_by_its_number(proc):
     assert join([100, 200], [process("a", 200, 1)], Procfs(proc).look_up) == {200: "a" * 32}
-
-
-class Reads(Procfs):
-    """Counts what is read."""
-
-    def __init__(self, root: Path) -> None:
-        self.count = Counter[str]()
-        super().__init__(root)
-
-    def read(self, pid, name):
-        self.count[name] += 1
-        return super().read(pid, name)
 
 
 def test_a_process_is_read_when_it_is_new_and_once_a_minute(proc):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 import structlog
 
-from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections
+from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections, sent_now
 from allocscope.daemon.losses import Losses
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.open_batch import merged
@@ -138,12 +137,12 @@ class Backfill:
         await self._lane.receive(response.acknowledged_sequence)
 
     async def _requests(self) -> AsyncIterator[IngestRequest]:
-        yield IngestRequest(sent_us=_wall_us(), hello=self._hello)
+        yield sent_now(hello=self._hello)
         await self._decided.wait()
         await asyncio.sleep(random.uniform(0, START_WITHIN_S))
         async for together in self._lane.batches():
             batch = merged(Batch.FromString(one.whole) for one in together)
-            yield IngestRequest(sent_us=_wall_us(), batch=batch)
+            yield sent_now(batch=batch)
             await asyncio.sleep(batch.ByteSize() / self._bytes_per_s)
 
     async def _acknowledge(self, through: int) -> None:
@@ -152,7 +151,3 @@ class Backfill:
             await self._source.acknowledge_late(LARGEST_STORED)  # what is left cannot be read
             log.info("what waited is with the collector")
             self._lane.begin()
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000

@@ -16,7 +16,7 @@ from allocscope.daemon.observed import Observed
 from allocscope.daemon.spool_frames import Counts
 from allocscope.daemon.spool_segment import SpooledBatch
 from allocscope.daemon.spool_state import LARGEST_SEQUENCE
-from allocscope.proto.v1.collector_service_pb2 import IngestResponse
+from allocscope.proto.v1.collector_service_pb2 import Batch, IngestRequest, IngestResponse, NodeHello
 
 log = structlog.get_logger()
 
@@ -129,6 +129,11 @@ class Lane:
         self.acknowledged, self._not_taken = through, 0
         await self._acknowledge(through)
         self._news.set()
+
+
+def sent_now(*, hello: NodeHello | None = None, batch: Batch | None = None) -> IngestRequest:
+    """One of them, for the collector."""
+    return IngestRequest(sent_us=time.time_ns() // 1000, hello=hello, batch=batch)
 
 
 def count_rejections(response: IngestResponse, observed: Observed) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol, cast
@@ -17,7 +16,7 @@ from allocscope.daemon.backfill import Source as LateSource
 from allocscope.daemon.collector_trouble import trouble
 from allocscope.daemon.collector_way import CollectorWay
 from allocscope.daemon.errors import CredentialsError
-from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections
+from allocscope.daemon.lane import AnswerError, Lane, converse, count_rejections, sent_now
 from allocscope.daemon.losses import Losses
 from allocscope.daemon.observed import Observed
 from allocscope.daemon.procfs import printable
@@ -150,12 +149,12 @@ class CollectorUplink:
             await asyncio.wait([backfill])
 
     async def _requests(self) -> AsyncIterator[IngestRequest]:
-        yield IngestRequest(sent_us=_wall_us(), hello=self._hello)
+        yield sent_now(hello=self._hello)
         await self._wait_until_answered()  # the first response says where to go on
         async for (spooled,) in self._lane.batches():
             batch = Batch.FromString(spooled.whole)
             batch.unused_before += self._source.late_before(batch.sequence)
-            yield IngestRequest(sent_us=_wall_us(), batch=batch)
+            yield sent_now(batch=batch)
 
     async def _wait_until_answered(self) -> None:
         try:
@@ -202,7 +201,3 @@ class CollectorUplink:
             (log.error if refused else log.warning)(
                 "nothing goes to the collector", address=self._way.address, why=problem
             )
-
-
-def _wall_us() -> int:
-    return time.time_ns() // 1000
