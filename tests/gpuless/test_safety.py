@@ -161,40 +161,67 @@ def test_a_terminated_job_dies_of_its_signal_at_once(tmp_path):
         assert job.receiver.events() == []
 
 
-ENDS_WHILE_THE_DRIVER_IS_ASKED = """
+LAST = """
 import os, sys, threading, time
-from allocscope import probe
-import torch
-probe.start(job="ends")
-x = torch.zeros(1, device="cuda")
 
 class Last:
-    def __init__(self, thread):
-        self.faults, self.task = os.environ["GPULESS_DIR"] + "/faults", f"/proc/self/task/{thread.native_id}"
-        self.end, self.say, self.is_there, self.sleep = os.truncate, os.write, os.path.exists, time.sleep
+    '''Ends while Python does, and keeps it until the probe's thread, which wants to go on, has ended, too.'''
 
-    def __del__(self):  # while Python ends: the driver answers, and the thread that asked it wants to go on
-        self.end(self.faults, 0)
-        self.say(1, b"the driver answers")
+    def __init__(self, *, lift_faults):
+        [self.thread] = [each for each in threading.enumerate() if each.name == "allocscope-probe"]
+        self.task, self.faults = f"/proc/self/task/{self.thread.native_id}", os.environ["GPULESS_DIR"] + "/faults"
+        self.lift_faults = lift_faults
+        self.lift, self.say, self.is_there, self.sleep = os.truncate, os.write, os.path.exists, time.sleep
+
+    def __del__(self):
+        self.say(1, b"ends")
+        if self.lift_faults:
+            self.lift(self.faults, 0)
         while self.is_there(self.task):
             self.sleep(0.01)
-
-def asking(threads):
-    return [each for each in threads if sys._current_frames()[each.ident].f_code.co_name == "memory_info"]
-
-threads = [each for each in threading.enumerate() if each.name == "allocscope-probe"]
-while not asking(threads):
+"""
+ENDS_WHILE_THE_DRIVER_IS_ASKED = """
+import torch
+from allocscope import probe
+probe.start(job="ends")
+x = torch.zeros(1, device="cuda")
+last = Last(lift_faults=True)
+while sys._current_frames()[last.thread.ident].f_code.co_name != "memory_info":
     pass
-last = Last(*threads)
 """
 
 
 def test_a_job_ends_as_ever_while_the_driver_keeps_the_probe_waiting(tmp_path):
     script, rig = tmp_path / "job.py", Rig(tmp_path)
-    script.write_text(ENDS_WHILE_THE_DRIVER_IS_ASKED)
+    script.write_text(LAST + ENDS_WHILE_THE_DRIVER_IS_ASKED)
     rig.fail("cudaMemGetInfo wait 600")
     done = rig.run(script, environ={"ALLOCSCOPE_SOCKET": str(tmp_path / "d.sock")})
-    assert (done.returncode, done.stdout, done.stderr) == (0, "the driver answers", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends", "")
+
+
+ENDS_AMID_A_SNAPSHOT = """
+import torch
+from allocscope import probe
+from allocscope.probe import app
+app.LONGEST_CALL_S = 600
+torch.cuda.memory._record_memory_history(max_entries=5000)  # with stacks, for whose words PyTorch imports its compiler
+probe.start(job="ends")
+held = [torch.zeros(1 << 20, device="cuda") for _ in range(10)]
+last = Last(lift_faults=False)
+while app._probe._blocks is None or not app._probe._blocks._running:
+    pass
+"""
+
+
+def test_a_job_ends_as_ever_while_a_snapshot_is_taken(tmp_path):
+    script, folder = tmp_path / "job.py", tmp_path / "captures"
+    script.write_text(LAST + ENDS_AMID_A_SNAPSHOT)
+    folder.mkdir()
+    with Receiver(tmp_path / "d.sock") as receiver:
+        receiver.say(orders=(CaptureOrder("0a" * 16),))
+        done = Rig(tmp_path).run(script, environ={"ALLOCSCOPE_SOCKET": str(receiver.socket)})
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ends", "")
+    assert set(notes(folder)) == {"0a" * 16}
 
 
 # daemons

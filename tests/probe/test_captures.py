@@ -579,6 +579,31 @@ def test_orders_that_the_end_overtakes_are_answered_and_the_history_given_back(t
     assert (rig.recorded(), rig.snapshots()) == (None, {})
 
 
+def test_orders_that_nobody_looked_at_before_the_end_are_answered_too(tmp_path):
+    rig = Rig(tmp_path)
+    rig.captures.order(ORDER)
+    rig.captures.close([ORDER, replace(ORDER, capture_id="0b" * 16)])
+    problem = "the process ended, or stopped its probe, before it was due"
+    assert [(note.capture.capture_id, note.capture.problem) for note in rig.notes()] == [
+        (ORDER.capture_id, problem), ("0b" * 16, problem),
+    ]  # fmt: skip
+
+
+def test_an_order_is_answered_though_the_end_overtakes_the_taking_of_it(tmp_path):
+    told: list[str | None] = []
+
+    def tensors(limit_s):
+        rig.captures.close()
+        told.append(rig.note().capture.problem)
+
+    rig = Rig(tmp_path, tensors=tensors)
+    rig.captures.order(CaptureOrder(ORDER.capture_id, tensors=True))
+    rig.run(1)
+    assert told == ["the process ended, or stopped its probe, while it was taken"]
+    assert rig.note().capture.problem is None  # it was taken all the same
+    assert set(rig.snapshots()) == {ORDER.capture_id}
+
+
 def test_who_holds_the_tensors_comes_along_where_it_is_asked(tmp_path):
     rig = Rig(tmp_path, tensors=lambda limit_s: {"rows": [limit_s]})
     rig.captures.order(CaptureOrder("0f" * 16, tensors=True))

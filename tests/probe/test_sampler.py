@@ -1,6 +1,7 @@
 """What is looked at and when, told the time: counters each second, maps under 0.1 % of the time, all at an OOM."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from types import SimpleNamespace
@@ -71,6 +72,8 @@ class FakeCaptures:
     due_s: float = math.inf
     steps: int = 0
     closed: bool = False
+    overtaken: list[CaptureOrder] = field(default_factory=list)
+    """Orders that nobody looked at before the end."""
 
     def on_oom(self, moment: Moment) -> None:
         self.moments.append(moment)
@@ -82,8 +85,9 @@ class FakeCaptures:
         self.steps += 1
         return self.due_s
 
-    def close(self) -> None:
+    def close(self, orders: Iterable[CaptureOrder] = ()) -> None:
         self.closed = True
+        self.overtaken = list(orders)
 
 
 class Time:
@@ -478,7 +482,10 @@ def test_an_oom_is_told_even_where_nothing_else_can_be(error):
 def test_the_end_is_told_once():
     rig = Rig()
     rig.run(1)
+    order = CaptureOrder("0c" * 16)
+    rig.sampler.obey(Intervals(sample_us=1_000_000))
+    rig.sampler.obey(order)
     rig.sampler.close()
     rig.sampler.close()
-    assert rig.captures.closed
+    assert (rig.captures.closed, rig.captures.overtaken) == (True, [order])
     assert [event.kind for event in rig.uplink.of(Event)] == [EventKind.STOPPED]

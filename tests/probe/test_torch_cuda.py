@@ -1,6 +1,7 @@
 """The calls into torch: only what may be called, only when it may be, and nothing that is missing raises."""
 
 import gc
+import threading
 
 import pytest
 
@@ -217,6 +218,28 @@ def test_the_driver_is_asked_for_a_device_of_this_process():
 def test_the_driver_is_not_asked_where_no_runtime_is_found(monkeypatch):
     monkeypatch.setattr(torch_cuda, "loaded_runtime", lambda modules: None)
     assert ready(FakeTorch()).memory_info(0) is None
+
+
+def test_the_end_waits_for_what_other_threads_ask_of_the_blocks_and_nothing_is_asked_after_it():
+    torch, asking, goes_on = FakeTorch(), threading.Event(), threading.Event()
+    blocks = blocks_of(torch)
+    told: list[object] = []
+
+    def on_call(name):
+        asking.set()
+        goes_on.wait(30)
+
+    torch.on_call = on_call
+    thread = threading.Thread(target=lambda: told.append(blocks.segments()))
+    thread.start()
+    assert asking.wait(30)
+    blocks.close(0)  # it waits no longer than it is to
+    assert told == []
+    threading.Thread(target=goes_on.set).start()
+    blocks.close(30)
+    thread.join()
+    assert told == [[]]
+    assert (blocks.segments(), blocks.snapshot()) == (None, None)
 
 
 def test_segments_come_without_traces_where_that_can_be_asked():

@@ -36,6 +36,8 @@ IDLE_INTERVAL_S = 10.0
 """Where nothing is to come."""
 AT_EXIT_S = 0.8
 """The daemon acknowledges what is on its disk, at most a second after it got it; a job's end waits for most of that."""
+LONGEST_CALL_S = 10.0
+"""And so long, at most, for a snapshot or block map that is being taken just then: of a long history with stacks it takes seconds."""
 
 
 class Probe:
@@ -61,6 +63,7 @@ class Probe:
         self._modules = sys.modules if modules is None else modules
         self._who = Who(environ, daemon=self._socket, job=job, place=place, modules=self._modules)
         self._allocators: Allocators | None = None
+        self._blocks: TorchBlocks | None = None
         self._sampler: Sampler | None = None
         self._uplink: Uplink | None = None
         self._said: set[str] = set()
@@ -70,11 +73,13 @@ class Probe:
         self._thread.start()
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread, and give what is still to be sent `timeout_s` to arrive."""
+        """End the thread, and give what is still to be sent `timeout_s` to arrive. A snapshot that is being taken is waited for."""
         self._is_stopping = True
         self._stirred.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s / 4)
+            if self._blocks is not None and self._thread.is_alive():
+                self._blocks.close(LONGEST_CALL_S)
         self._close_sampler()  # where the thread has not
         uplink = self._uplink
         if uplink is not None:
@@ -110,7 +115,8 @@ class Probe:
             self._say(f"torch's allocator is {torch.backend.value}, which tells {_KNOWN_OF[torch.backend]}")
 
     def _new_sampler(self, torch: TorchCuda, uplink: Uplink, process: Process) -> Sampler:
-        blocks, history = TorchBlocks(self._modules, torch.backend), History(self._modules)
+        blocks = self._blocks = TorchBlocks(self._modules, torch.backend)
+        history = History(self._modules)
         allocators = self._allocators = Allocators(torch, uplink, process, self._environ)
         reports = Reports(torch, uplink, process.process_id, self._clock)
         writer = CaptureWriter(torch, blocks, allocators, CaptureFolder(self._socket))

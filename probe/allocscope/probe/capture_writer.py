@@ -143,7 +143,10 @@ class CaptureWriter:
             lacking = "its history is left out: the machine has too little memory free to copy it"
         snapshot = self._blocks.snapshot(with_traces=lacking is None)
         if snapshot is None:
-            raise NoSnapshot("this torch makes no snapshot" + (f", and {lacking}" if lacking else ""))
+            why = (
+                "the process ended, or stopped its probe" if self._blocks.is_closed else "this torch makes no snapshot"
+            )
+            raise NoSnapshot(why + (f", and {lacking}" if lacking else ""))
         return snapshot, lacking
 
     def _has_memory_for_history(self, most_entries: float) -> bool:

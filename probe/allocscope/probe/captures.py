@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -36,6 +36,7 @@ HISTORY_ENTRIES, MOST_HISTORY_ENTRIES = 200_000, 1_000_000
 LONGEST_HISTORY_S = 600.0
 TENSORS_LIMIT_S = 10.0
 MOST_WAITING, MOST_REMEMBERED = 16, 1024
+ENDED = "the process ended, or stopped its probe,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Captures:
         self._was_left = True
         """The last snapshot of an error."""
         self._waiting: list[_Ordered] = []
+        self._at_work: _Ordered | None = None
+        """The one that is being taken."""
         self._remembered: deque[str] = deque(maxlen=MOST_REMEMBERED)
         self._has_note_waiting = False
 
@@ -148,15 +151,26 @@ class Captures:
         ordered = min(self._waiting, key=lambda each: each.due_s, default=None)
         if ordered is not None and self._clock.seconds() >= self._due_s(ordered):
             self._waiting.remove(ordered)
-            self._take(ordered)
+            self._at_work = ordered
+            try:
+                self._take(ordered)
+            finally:
+                self._at_work = None
         due_s = min(map(self._due_s, self._waiting), default=math.inf)
         return min(due_s, self._clock.seconds() + NOTE_RETRY_S) if self._has_note_waiting else due_s
 
-    def close(self) -> None:
-        """Answer those that wait, and give back a history that was switched on."""
-        waiting, self._waiting = self._waiting, []
-        for ordered in waiting:
-            self._leave_note(self._note(ordered.order, "the process ended, or stopped its probe, before it was due"))
+    def close(self, orders: Iterable[CaptureOrder] = ()) -> None:
+        """Answer those that wait, these that nobody looked at yet, and one that is being taken, which the end may overtake.
+
+        Give back a history that was switched on.
+        """
+        waiting, self._waiting = [each.order for each in self._waiting], []
+        waiting += (order for order in orders if order.capture_id not in self._remembered)
+        for order in waiting:
+            self._leave_note(self._note(order, f"{ENDED} before it was due"))
+        at_work = self._at_work
+        if at_work is not None:
+            self._leave_note(self._note(at_work.order, f"{ENDED} while it was taken"))
         self._history.end()
 
     def _due_s(self, ordered: _Ordered) -> float:

@@ -91,7 +91,7 @@ class Sampler:
         switched it on (torch 2.14.1).
         """
         if self._closing.acquire(blocking=False):  # for ever
-            self._captures.close()
+            self._captures.close([order for order in self._orders if isinstance(order, CaptureOrder)])
             self._reports.stopped()
 
     def _obey(self, order: Order) -> None:

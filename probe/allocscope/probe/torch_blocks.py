@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -24,9 +25,15 @@ WORDS_FOR_STACKS = "torch._inductor.codecache"
 
 
 class TorchBlocks:
-    """The calls of one initialized torch. What cannot be told is None."""
+    """The calls of one initialized torch, by any thread. What cannot be told is None.
+
+    To put stacks into words they call Python from C++, import its compiler, too. A thread that wants the GIL back in there while
+    Python ends is ended where it stands (up to Python 3.13), in C++ that forbids this, and the job would abort: `close` waits.
+    """
 
     def __init__(self, modules: Mapping[str, Any], backend: Backend) -> None:
+        self._calls = threading.Condition()
+        self._running, self.is_closed = 0, False
         self._modules, self._is_native = modules, backend is Backend.NATIVE
         self._segments, self.can_leave_traces_out = _segments_call(modules["torch.cuda"])
 
@@ -42,10 +49,8 @@ class TorchBlocks:
         """
         if not self._is_native:
             return None
-        try:
-            return list(self._segments())
-        except TORCH_ERRORS:
-            return None
+        found = self._called(lambda: list(self._segments()))
+        return found if isinstance(found, list) else None
 
     def snapshot(self, *, with_traces: bool = True) -> dict[str, Any] | None:
         """All that PyTorch knows, as its own viewer wants it."""
@@ -55,12 +60,29 @@ class TorchBlocks:
             take = (lambda: raw((0, 0, False))) if self.can_leave_traces_out and raw is not None else None
         if not self._is_native or take is None:
             return None
+        with nullcontext() if self.has_words_for_stacks else fork.held_off(), no_garbage_collected():
+            found = self._called(take)
+        return found if isinstance(found, dict) else None
+
+    def close(self, timeout_s: float) -> None:
+        """Begin no call any more, and wait for those of other threads."""
+        with self._calls:
+            self.is_closed = True
+            self._calls.wait_for(lambda: not self._running, timeout_s)
+
+    def _called(self, call: Callable[[], object]) -> object:
+        with self._calls:
+            if self.is_closed:
+                return None
+            self._running += 1
         try:
-            with nullcontext() if self.has_words_for_stacks else fork.held_off(), no_garbage_collected():
-                found = take()
+            return call()
         except TORCH_ERRORS:
             return None
-        return found if isinstance(found, dict) else None
+        finally:
+            with self._calls:
+                self._running -= 1
+                self._calls.notify_all()
 
 
 def large_page_bytes(conf: str | None) -> int:
