@@ -281,6 +281,30 @@ def test_a_private_pool_that_nobody_used_any_more_goes_when_the_cache_is_emptied
     assert asked_of(simulator) == [("free_pool", POOL), ("empty_cache", (0, 0))]
 
 
+def test_a_private_pool_that_goes_after_everybody_s_frees_were_waited_for_goes_with_the_cache():
+    simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
+    used_pool(simulator, POOL)
+    waiting = simulator.malloc(30 * MIB)
+    simulator.malloc(MIB)
+    simulator.record_stream(waiting, 1)
+    simulator.free(waiting)
+    simulator.release_pool(POOL)
+    simulator.malloc(MIB)
+    simulator.empty_cache()
+    simulator.malloc(MIB)
+    assert asked_of(simulator) == [("wait", (0, 0)), ("free_pool", POOL), ("empty_cache", (0, 0))]
+
+
+def test_a_free_before_a_private_pool_s_end_did_not_wait_for_a_flush():
+    simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
+    used_pool(simulator, POOL)
+    simulator.malloc(512, 1)  # with one stream nothing waits
+    simulator.free(simulator.malloc(30 * MIB))
+    simulator.release_pool(POOL, empty=True)
+    simulator.malloc(30 * MIB)
+    assert asked_of(simulator) == [("end_pool", POOL)]
+
+
 def test_what_tensors_kept_of_a_private_pool_goes_when_the_cache_is_emptied():
     simulator = Simulator(DEFAULT, Device(200 * MIB), trace=True)
     kept = used_pool(simulator, POOL)

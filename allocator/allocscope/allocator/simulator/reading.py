@@ -236,6 +236,9 @@ class Reading:
         is_flushed = False
         for entry in self._since:
             pool_id = entry.pool_id
+            if entry.action == "free_completed":
+                is_flushed |= pool_id == DEFAULT_POOL  # a pool's end waits for its own frees alone
+                continue
             if entry.action not in RELEASES or pool_id in ended:
                 continue
             if self._is_lost or pool_id in (DEFAULT_POOL, pool_asked) or not self.simulator.uses_pool(pool_id):
@@ -354,6 +357,8 @@ class Reading:
         missed = self._trace[end]
         if missed.action not in ("alloc", "oom") or (missed.stream, missed.pool_id) != (entry.stream, entry.pool_id):
             return False
+        if not any(each.pool_id == DEFAULT_POOL or not self.simulator.uses_pool(each.pool_id) for each in group):
+            return False  # private pools ended, which is no flush
         size = self.simulator.settings.round(missed.size)
         return self.simulator.would_serve(entry.address, size)
 
