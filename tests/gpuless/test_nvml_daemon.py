@@ -113,6 +113,25 @@ def test_a_query_that_hangs_holds_up_no_other_device(well):
     moves(rig, here, 7)
 
 
+def test_several_that_fail_each_in_a_way_of_its_own_recover_each_by_itself(well):
+    rig, here = well
+    failing = {
+        2: ("nvmlDevice*@2 GPU_IS_LOST", "lost"),
+        3: ("nvmlDeviceGetMemoryInfo@3 wait 60", "hangs"),
+        4: ("nvmlDeviceGetMemoryInfo@4 unavailable", "not_available"),
+        5: ("nvmlDeviceGetComputeRunningProcesses@5 NOT_SUPPORTED", "no_processes"),
+        6: ("nvmlDevice*@6 RESET_REQUIRED", "needs_reset"),
+    }
+    while failing:
+        rig.fail(*(fault for fault, _ in failing.values()))
+        problems_are(here, {(str(device), kind): 1 for device, (_, kind) in failing.items()})
+        moves(rig, here, 7)
+        recovers = next(iter(failing))
+        del failing[recovers]
+        rig.fail(*(fault for fault, _ in failing.values()))
+        moves(rig, here, recovers)
+
+
 def test_devices_are_read_on_while_the_library_cannot_count_them(well):
     rig, here = well
     rig.fail("nvmlDeviceGetCount wait 60")
