@@ -151,6 +151,7 @@ def test_a_device_that_nvml_lists_no_more_is_missed_until_it_is_back():
 def test_of_devices_that_come_by_new_names_without_end_the_last_are_missed_only():
     fake = FakeNvml(FakeDevice("GPU-0"))
     with watched(fake) as one:
+        told = one.watch.latest()
         for number in range(150):
             fake.devices = [FakeDevice(f"GPU-{number}")]
             told = one.until(lambda latest: free(latest).get(fake.devices[0].uuid) == 60 * GIB)
