@@ -365,6 +365,13 @@ def without_storage():
     return {"report": told["report"], "touched": touched}
 
 
+def nested():
+    warnings.simplefilter("ignore")  # it is a prototype, says torch
+    held = torch.nested.nested_tensor([torch.zeros(1437), torch.zeros(8)])
+    warnings.simplefilter("error")
+    return report()
+
+
 class Counting(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
     seen = 0
 

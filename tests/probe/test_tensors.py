@@ -263,6 +263,14 @@ def test_what_has_no_storage_is_passed_over_and_what_a_wrapper_holds_is_the_wrap
     assert [h.path for h in inner.holders] == ["module.weight.inner"]
 
 
+def test_a_nested_tensor_is_told_with_all_its_elements(job):
+    told = job.report("nested")
+    found = row(told, 1437 + 8)
+    assert found.views == (View((1445,), "float32"),)
+    assert [holder.path for holder in found.holders] == ["held"]
+    assert told.complete
+
+
 def test_modes_of_the_job_see_nothing_of_a_report(job):
     told = job("modes")
     assert told["seen"] == [0, 0]

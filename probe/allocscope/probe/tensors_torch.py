@@ -84,7 +84,7 @@ class TorchObjects:
         self._device_type = device_type
         self._device, self._shape, self._dtype = (base[n].__get__ for n in ("device", "shape", "dtype"))
         self._storage, self._size, self._address = base["untyped_storage"], storage["nbytes"], storage["data_ptr"]
-        self._offset, self._item_size = base["storage_offset"], base["element_size"]
+        self._offset, self._item_size, self._count = base["storage_offset"], base["element_size"], base["numel"]
         binding = modules["torch._C"]
         self._is_lazy_copy = attribute(binding, "_is_cow_tensor")
         self._data_address = attribute(binding, "_data_address")
@@ -158,7 +158,11 @@ class TorchObjects:
 
     def _view(self, tensor: Any) -> View:
         """One value for all that look alike."""
-        key = self._shape(tensor), self._dtype(tensor)
+        try:
+            shape = self._shape(tensor)
+        except RuntimeError:  # a nested tensor, which has none: all of its elements as one dimension
+            shape = (self._count(tensor),)
+        key = shape, self._dtype(tensor)
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = View(tuple(key[0]), str(key[1]).removeprefix("torch."))
