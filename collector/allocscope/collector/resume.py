@@ -37,7 +37,7 @@ PAGE = 500
 SAMPLES_PAGE = 10_000
 AT_MOST = 100_000
 """Items read of any list."""
-AT_ONCE = 50_000
+AT_ONCE = 100_000
 """Samples, maps and events of several allocators that are gone through together."""
 
 
