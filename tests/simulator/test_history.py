@@ -166,6 +166,12 @@ def test_pages_are_walked_back_to():
     assert before == [told(0, blocks, expandable=True)]
 
 
+def test_pages_that_went_together_are_of_the_small_pool_where_large_pages_do_not_fit():
+    after = [told(0, [(20 * MIB, 20 * MIB, "active_allocated")], expandable=True)]
+    before = beginning_of([unmapped(60 * MIB, 4 * MIB)], after, parse_settings("expandable_segments:True"))
+    assert [(each["address"], each["segment_type"]) for each in before] == [(0, "large"), (60 * MIB, "small")]
+
+
 def told(address, blocks, *, kind="large", expandable=False):
     at, listed = address, []
     for size, requested, state in blocks:

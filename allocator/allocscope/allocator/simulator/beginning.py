@@ -166,7 +166,7 @@ class _Walk:
         for start, each in self.ranges.items():
             if each.expandable and (start + each.size == entry.address or start == entry.address + entry.size):
                 return each.small
-        return entry.size == SMALL_SEGMENT_BYTES
+        return entry.size % self._settings.page_bytes(small=False) != 0
 
     def _add(self, address: int, added: _Range) -> None:
         """A range, joined with those of its kind beside it where it is expandable."""
