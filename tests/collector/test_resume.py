@@ -1,6 +1,6 @@
 """After a kill or an outage: what is told is what would have been told without, once in each life of a collector."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -245,7 +245,9 @@ def test_a_database_that_does_not_answer_at_the_start_is_asked_until_it_does(rec
     assert not failing
 
 
-def following(repository: Repository, told: list[Alert], now_us: int) -> Evaluator:
+def following(
+    repository: Repository, told: list[Alert], at_us: int, now_us: Callable[[], int] | None = None
+) -> Evaluator:
     observation = Observation()
     return Evaluator(
         repository,
@@ -253,7 +255,7 @@ def following(repository: Repository, told: list[Alert], now_us: int) -> Evaluat
         nodes=lambda: (),
         publish=told.extend,
         foreseen=Foreseen(repository.captures, observation, wake=lambda: None, enabled=False),
-        now_us=lambda: now_us,
+        now_us=now_us or (lambda: at_us),
         retire_after_s=300,
     )
 
@@ -285,3 +287,28 @@ def test_an_end_is_kept_though_the_clock_was_set_back_since_the_beginning(record
     until(lambda: told)
     evaluator.close(10)
     assert {record.state for record in repository.alerts(limit=100).items} == {"resolved"}
+
+
+@pytest.mark.parametrize("moved", [True, False], ids=["speaks to another collector", "speaks to nobody"])
+def test_a_node_is_silent_where_no_collector_on_the_database_hears_it(repository, tmp_path, monkeypatch, moved):
+    monkeypatch.setattr("allocscope.collector.evaluate.TICK_S", 0.001)
+    process = Process(PROCESS_ID, "calm", 4711, "host", 1, rank=0)
+    hello(repository, "n1", RECEIVED_US)
+    repository.store([batch(1, process, [], received_us=RECEIVED_US)])
+    other, times_us = open_repository(f"sqlite:///{tmp_path / 'c.db'}"), [RECEIVED_US]
+
+    def now_us() -> int:
+        """Five seconds later with each look, for four minutes."""
+        if times_us[-1] < RECEIVED_US + 4 * MINUTE_US:
+            times_us.append(times_us[-1] + 5 * SECOND_US)
+            if moved:
+                other.store([batch(len(times_us), process, [], received_us=times_us[-1])])
+        return times_us[-1]
+
+    told: list[Alert] = []
+    evaluator = following(repository, told, RECEIVED_US, now_us)
+    evaluator.start()
+    until(lambda: times_us[-1] >= RECEIVED_US + 4 * MINUTE_US)
+    evaluator.close(10)
+    other.close()
+    assert [alert.condition.rule.name for alert in told] == ([] if moved else ["AllocscopeNodeSilent"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -19,7 +19,7 @@ from allocscope.collector.foreseen import Foreseen
 from allocscope.collector.nodes import NodeState
 from allocscope.collector.observation import Observation
 from allocscope.collector.records import alert_record
-from allocscope.collector.resume import resume
+from allocscope.collector.resume import PAGE, pages, resume
 from allocscope.storage.advice import AdviceRecord
 from allocscope.storage.errors import StorageError
 from allocscope.storage.records import AlertRecord, NodeBatch
@@ -34,6 +34,8 @@ MOST_SAMPLES = 100_000
 """Beyond them the oldest batches are not evaluated at all. They are stored; forecasts bear the gap."""
 SAMPLES_AT_ONCE = 2_000
 """Of as many batches as wait: it costs about as much to judge one allocator as many, but ticks and alerts must not wait long."""
+SILENT_HERE_US, ASK_EVERY_US = 30_000_000, 10_000_000
+"""The database is asked for nodes that were not heard here for so long, so often: a daemon sends each ten seconds at least."""
 MOST_UNSAVED = 10_000
 """Alerts that wait for a database that takes nothing."""
 
@@ -63,7 +65,7 @@ class Evaluator:
         self._passed_over: list[NodeBatch] = []
         """Batches that are not evaluated, since the last one that was."""
         self._waiting_samples = 0
-        self._began_us = 0
+        self._began_us = self._asked_us = 0
         self._changed = threading.Condition()
         self._closed = self._resumed = False
         self._thread = threading.Thread(target=self._run, name="evaluator", daemon=True)
@@ -188,9 +190,23 @@ class Evaluator:
         for node, refusal in refused:
             self.fleet.refused(node, refusal.count, refusal.reason)
         last_seen_us = {state.hello.node: state.last_seen_us for state in self._nodes()}
+        self._ask_for_silent_nodes(now_us, last_seen_us)
         self._tell(self.fleet.tick(now_us, last_seen_us))
         self._save_forecasts(now_us)
         self._save_alerts()
+
+    def _ask_for_silent_nodes(self, now_us: int, last_seen_us: Mapping[str, int]) -> None:
+        """What is silent here may speak to another collector on this database."""
+        heard_us = {**self.fleet.heard_before, **last_seen_us}
+        if 0 <= now_us - self._asked_us < ASK_EVERY_US or not any(
+            now_us - us > SILENT_HERE_US for us in heard_us.values()
+        ):
+            return
+        self._asked_us = now_us
+        with self._storing():
+            for record in pages(lambda cursor: self._repository.nodes(cursor=cursor, limit=PAGE)):
+                if record.last_received_us > heard_us.get(record.node, record.last_received_us):
+                    self.fleet.heard_elsewhere(record.node, record.last_received_us)
 
     def _tell(self, changes: Sequence[Change]) -> None:
         """Alerts are told and kept at once, and with them how far everybody was judged; other forecasts with the next tick."""

@@ -119,7 +119,7 @@ class Fleet:
         """By UUID: its latest reading."""
         self._on_device: dict[str, dict[AllocatorRef, Watched]] = {}
         self.heard_before: dict[str, int] = {}
-        """Nodes that were there before this process, and since when each is silent."""
+        """Nodes that were there before this process, or speak to another collector by now, and since when each is silent."""
         self.absent = 0, 0
         """From when until when nobody listened, or the clock was set: whoever was not heard then was not silent."""
         self.changed_us = 0
@@ -422,6 +422,10 @@ class Fleet:
         from_us, until_us = self.absent
         return heard_us + until_us - from_us if heard_us <= from_us else heard_us
 
+    def heard_elsewhere(self, node: str, heard_us: int) -> None:
+        """Another collector on this database heard a node."""
+        self.heard_before[node] = max(self.heard_before.get(node, 0), self.heard(heard_us))
+
     def tick(self, now_us: int, last_seen_us: dict[str, int]) -> list[Change]:
         """About once a second: who is silent, whose alerts are over. `last_seen_us`: when each node was heard."""
         self._look_at_the_clock(now_us)
@@ -430,7 +434,8 @@ class Fleet:
         for uuid, known in list(self.devices.items()):
             if now_us - known.received_us > self._retire_after_us:
                 del self.devices[uuid]
-        for node, seen_us in {**self.heard_before, **last_seen_us}.items():
+        for node in {**self.heard_before, **last_seen_us}:
+            seen_us = max(self.heard_before.get(node, 0), last_seen_us.get(node, 0))
             silent_us = now_us - seen_us
             if silent_us > NODE_FORGOTTEN_AFTER_S * 1e6:
                 continue
