@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,9 @@ def test_a_daemon_that_never_answers_costs_a_bounded_ring_and_a_bounded_goodbye(
         assert threads() == set()
 
 
-def test_a_socket_that_accepts_and_says_nothing_holds_nobody_up(path, uplink):
+@contextmanager
+def connection_of(uplink: Uplink, path: Path) -> Iterator[socket.socket]:
+    """What an uplink that has something to send is connected to, and nobody answers on."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
@@ -161,21 +164,20 @@ def test_a_socket_that_accepts_and_says_nothing_holds_nobody_up(path, uplink):
         sample(uplink)
         connection, _ = listener.accept()
         with connection:
-            began = time.monotonic()
-            assert uplink.close(0.1) == 1
-            assert time.monotonic() - began < 1
+            yield connection
+
+
+def test_a_socket_that_accepts_and_says_nothing_holds_nobody_up(path, uplink):
+    with connection_of(uplink, path):
+        began = time.monotonic()
+        assert uplink.close(0.1) == 1
+        assert time.monotonic() - began < 1
     assert threads() == set()
 
 
 def test_garbage_on_the_socket_is_borne_until_a_daemon_is_there(path, uplink):
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        uplink.start()
-        sample(uplink)
-        connection, _ = listener.accept()
-        with connection:
-            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nnot gRPC" * 100)
+    with connection_of(uplink, path) as connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nnot gRPC" * 100)
     path.unlink()
     with Receiver(path) as receiver:
         receiver.wait_for(lambda: receiver.numbers() == [1])
