@@ -73,7 +73,7 @@ def test_a_leak_is_critical_minutes_ahead_and_stays_so():
     leaking = Job(trough=rising(20 * GIB, 2 * GIB / 60), blocks=rising(1000, 1))
     told = foretell(leaking.samples(1140))
     first, causes = criticals(told)[0][0], {cause for _, cause in criticals(told)}
-    assert 700 <= first <= 800
+    assert 920 <= first <= 960
     assert causes == {Cause.LEAK}
     assert told[-1][1].state is State.CRITICAL
     assert entered(told, State.CRITICAL) == 1
@@ -99,13 +99,27 @@ def test_peaks_that_grow_over_troughs_that_do_not_are_growth():
     growing = Job(swing=rising(20 * GIB, 3 * GIB / 60))
     told = foretell(growing.samples(760))
     assert {cause for _, cause in criticals(told)} == {Cause.GROWTH}
-    assert criticals(told)[0][0] <= 760 - 300
+    assert criticals(told)[0][0] <= 760 - 180
 
 
 def test_growth_that_has_ended_is_no_danger_any_more():
     bending = Job(swing=rising(20 * GIB, 3 * GIB / 60, until_s=400))
     told = foretell(bending.samples(1200))
     assert told[-1][1].state is State.OK
+
+
+def test_growth_that_stops_while_there_is_room_for_minutes_is_worth_a_warning_only():
+    """Had it gone on, it would have ended at 760 s."""
+    stops = Job(swing=rising(20 * GIB, 3 * GIB / 60, until_s=520))
+    assert worst(foretell(stops.samples(1200))) is State.AT_RISK
+
+
+def test_growth_is_critical_earlier_where_more_lies_stranded_than_is_left():
+    """Need and room meet at 580 s, but how much of the 20 GiB serves anybody is chance."""
+    told = foretell(
+        Job(trough=always(10 * GIB), swing=rising(20 * GIB, GIB / 20), stranded=always(20 * GIB)).samples(560)
+    )
+    assert 180 <= criticals(told)[0][0] <= 260
 
 
 def test_a_neighbour_that_came_once_is_no_danger():
@@ -122,14 +136,16 @@ def test_a_neighbour_that_grows_is_critical_and_named():
     grows = Job(others=rising(GIB, GIB / 10, since_s=200))
     told = foretell(grows.samples(200 + 370))
     first, cause = criticals(told)[0]
-    assert first <= 260
+    assert 360 <= first <= 410, "it ends at 580 s"
     assert cause is Cause.NEIGHBOUR
     assert told[-1][1].state is State.CRITICAL
 
 
 def test_a_neighbour_that_waits_for_the_job_to_give_back_still_grows():
     """It takes what is free, stands still while nothing is, and goes on when the job flushes."""
-    grows = Job(reserves=always(70 * GIB), others=rising(GIB, GIB / 10, since_s=200, until_s=290))
+    grows = Job(
+        swing=always(40 * GIB), reserves=always(70 * GIB), others=rising(GIB, GIB / 10, since_s=200, until_s=290)
+    )
     told = dict(foretell(grows.samples(340)))
     assert told[340].state is State.CRITICAL
     assert told[340].cause is Cause.NEIGHBOUR
@@ -282,7 +298,7 @@ def test_where_samples_do_not_know_the_device_its_readings_do():
         if into.forecast(sample.time_us).state is State.CRITICAL:
             critical.append(sample.sequence)
     assert critical
-    assert critical[0] <= 280
+    assert critical[0] <= 410
 
 
 def test_a_memory_fraction_is_the_end_of_the_room():
@@ -345,7 +361,7 @@ LEAKING = Job(trough=rising(20 * GIB, 2 * GIB / 60), blocks=rising(1000, 1))
 )
 def test_a_leak_is_seen_through_gaps_and_repetitions(seen):
     told = foretell(seen(list(LEAKING.samples(1140))))
-    assert criticals(told)[0][0] <= 1140 - 240
+    assert criticals(told)[0][0] <= 1140 - 150
     assert told[-1][1].state is State.CRITICAL
 
 

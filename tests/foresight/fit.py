@@ -21,7 +21,8 @@ FALSE_ALARM, WRONG_CAUSE, LEAD_S = 1.5, 0.25, 600.0
 ENOUGH = 0.9
 """A change must be worth about a run."""
 FITTED = (
-    "warmup_s", "critical_horizon_s", "critical_slack", "narrowing_steps", "calm", "move", "records", "few_swings_records",
+    "warmup_s", "critical_horizon_s", "critical_holes_horizon_s", "critical_slack",
+    "narrowing_steps", "calm", "move", "records", "few_swings_records",
     "recent_windows", "unevenness", "lifts", "leak_share", "stranded_windows", "room_move", "room_losses", "room_recent_s",
 )  # fmt: skip
 """Those that critical alerts hang on. The others are of warnings, or say what a word means."""

@@ -12,8 +12,11 @@ class Constants:
     warmup_s: float = 100.0
     """Before that there is nothing to say: everything grows at first."""
 
-    critical_horizon_s: float = 400.0
-    """Need and room are going to meet within so long."""
+    critical_horizon_s: float = 200.0
+    """Need and room are going to meet within so long. The longer it is, the more of what grows, but stops in time, is critical
+    meanwhile: docs/FORESIGHT.md has the figures."""
+    critical_holes_horizon_s: float = 400.0
+    """The same where more lies stranded than is left, or by what flushes leave: holes end a job long before need and room meet."""
     at_risk_horizon_s: float = 900.0
     watch_horizon_s: float = 3600.0
 
@@ -58,7 +61,7 @@ class Constants:
     """Where samples are further apart than that, a window's trough may be missed …"""
     smoothing_windows: int = 3
     """… and the lowest of so many is looked at."""
-    lifts: float = 0.05
+    lifts: float = 0.025
     """A leak matters by itself where it takes this part before the critical horizon."""
     leak_share: float = 0.5
     """Troughs that rise at least by this part of what the peaks rise by make it a leak, not growth."""

@@ -51,6 +51,12 @@ class Facts:
         return self.room - self.peak - self.stranded
 
     @property
+    def by_holes(self) -> Bools:
+        """Where more lies stranded than is left."""
+        holes: Bools = (self.stranded > self.margin) & (self.stranded > 0)
+        return holes
+
+    @property
     def growing(self) -> Floats:
         """How fast the need grows. A leak below peaks that do not grow counts where it is going to lift them."""
         leak = self.leak.speed
@@ -63,11 +69,15 @@ class Facts:
         return self.growing + self.pressure.speed
 
     @property
+    def meet_s(self) -> Floats:
+        """Until they meet; NaN: no trend."""
+        closing = self.closing
+        return np.where(closing > 0, np.maximum(self.margin, 0) / np.where(closing > 0, closing, 1.0), np.nan)
+
+    @property
     def seconds_left(self) -> Floats:
         """Until they meet, or a flush leaves nothing; NaN: no trend."""
-        closing = self.closing
-        left = np.where(closing > 0, np.maximum(self.margin, 0) / np.where(closing > 0, closing, 1.0), np.nan)
-        soonest: Floats = np.fmin(left, self.slack_left_s)
+        soonest: Floats = np.fmin(self.meet_s, self.slack_left_s)
         return soonest
 
     @property

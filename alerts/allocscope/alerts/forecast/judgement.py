@@ -22,22 +22,31 @@ def levels_of(facts: Facts) -> Levels:
     """How near, by itself: without regard to what was said before."""
     constants, left = facts.constants, filled(facts.seconds_left, np.inf)
     level = np.zeros(len(left), np.int8)
-    for state, horizon_s, slack in (
-        (WATCH, constants.watch_horizon_s, constants.watch_slack),
-        (AT_RISK, constants.at_risk_horizon_s, constants.at_risk_slack),
-        (CRITICAL, constants.critical_horizon_s, constants.critical_slack),
+    for state, soon, slack in (
+        (WATCH, left < constants.watch_horizon_s, constants.watch_slack),
+        (AT_RISK, left < constants.at_risk_horizon_s, constants.at_risk_slack),
+        (CRITICAL, _now(facts), constants.critical_slack),
     ):
         narrow = (facts.slack >= 0) & (facts.slack < slack * facts.total)
         if state == CRITICAL:
             narrow &= facts.narrowing
-        level[(left < horizon_s) | narrow] = state
+        level[soon | narrow] = state
     return level
+
+
+def _now(facts: Facts) -> Bools:
+    """Where the time left is critical, by what it is that moves."""
+    constants = facts.constants
+    by_holes = facts.by_holes & (facts.pressure.speed <= facts.growing)
+    horizon_s = np.where(by_holes, constants.critical_holes_horizon_s, constants.critical_horizon_s)
+    meet: Bools = filled(facts.meet_s, np.inf) < horizon_s
+    return meet | (filled(facts.slack_left_s, np.inf) < constants.critical_holes_horizon_s)
 
 
 def causes_of(facts: Facts) -> Levels:
     """What it would run out for."""
     growing, margin = facts.growing, facts.margin
-    cause = np.where((facts.stranded > margin) & (facts.stranded > 0), FRAGMENTATION, CAPACITY)
+    cause = np.where(facts.by_holes, FRAGMENTATION, CAPACITY)
     cause = np.where(growing > 0, np.where(facts.lifted_by(facts.leak.bytes_per_s), LEAK, GROWTH), cause)
     taken = facts.moved_by_neighbour & (margin < facts.constants.calm * facts.total)
     return np.where((facts.pressure.speed > growing) | taken, NEIGHBOUR, cause).astype(np.int8)
