@@ -198,7 +198,7 @@ def test_a_jobs_alert_stands_though_the_rank_that_it_named_ends_with_the_restart
     for cut in batches(ranks[0], seen, 20):
         for process in ranks:
             life.take(of(process, cut))
-        if any(c.alert.condition.rule.severity.value == "critical" for c in life.told):
+        if any(c.alert.condition.rule.severity.value == "warning" for c in life.told):
             break
     after = Life(repository, life.now_us)
     stopped = [Event(PROCESS_ID, 10_000, life.now_us, EventKind.STOPPED)]
