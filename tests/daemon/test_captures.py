@@ -458,10 +458,11 @@ def test_an_order_for_a_capture_gets_to_its_process_at_once(tmp_path, collector)
         daemon.wait_log("process attached")
         collector.wait_for(lambda c: bool(c.hellos))
         collector.order(ProcessOrder(process_id="a" * 32, order=order))
-        began_s = time.monotonic()
         nudge(daemon, collector)
         probe.wait_for(lambda p: p.orders == [order])
-        assert time.monotonic() - began_s < 5
+        assert (
+            len(collector.batches) == 1
+        )  # the one that the collector answered by the order; an interval later comes another
         assert probe.acknowledged == 0
         probe.end()
 

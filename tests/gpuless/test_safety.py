@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,14 +148,12 @@ sys.exit(5)
     assert snapshots(folder) == {}
 
 
-def test_a_terminated_job_dies_of_its_signal_at_once(tmp_path):
+def test_a_terminated_job_dies_of_its_signal(tmp_path):
     with watched(Rig(tmp_path), tmp_path) as job:
         job("train(1)")
         job.receiver.wait_for(job.receiver.samples)
         job.job.process.terminate()
-        began = time.monotonic()
         assert job.job.process.wait(LONG_S) == -signal.SIGTERM
-        assert time.monotonic() - began < 5
         job.receiver.wait_for(lambda: job.receiver.ended == 1)
         assert job.receiver.events() == []
 
@@ -283,9 +280,7 @@ def test_a_daemon_whose_disk_is_full_is_no_matter_to_a_job_and_loses_nothing(tmp
             job("x = torch.zeros(1, device='cuda')")
             until(lambda: collector.get("/api/v1/jobs")["items"], "the job is known")
             limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-            began = time.monotonic()
             assert [job("run_out()")[:18] for _ in range(2)] == ["CUDA out of memory"] * 2
-            assert time.monotonic() - began < 5
             until(lambda: has_failed(addresses["metrics"]), "the daemon cannot write")
             resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
             kept = "/api/v1/captures?job=full&state=kept"
