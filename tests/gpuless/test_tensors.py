@@ -130,7 +130,7 @@ def test_a_leak_is_told_with_its_bytes(job):
     job("my_losses += [torch.zeros(1 << 20, device=cuda) for _ in range(50)]")
     before, after = TensorReport.from_plain(job("my_before")), report(job)
     (grown,) = growth(before, after)
-    assert grown.text == "my_losses[*] (1048576 float32): +50 tensors, +200.0 MiB"
+    assert grown.text == "my_losses[*] (1048576 float32): +50 tensors, +200.00 MiB"
 
 
 def test_a_report_asks_nothing_of_the_device(job):
