@@ -64,6 +64,7 @@ class Kubelet:
             ("grpc.max_receive_message_length", LARGEST_ANSWER_BYTES),
             ("grpc.default_authority", "localhost"),
             ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # else it may be refused for what was found the last time
         ]
         with grpc.insecure_channel(f"unix:{self._socket.absolute()}", options=options) as channel:
             try:
